@@ -1,1 +1,1 @@
-"""The state of one topic in memory: rows, tags, idempotency keys, consumers, forwards, transactions."""
+"""In-memory state of one topic: rows, tags, idempotency keys, consumers, forwards, transactions and merges."""

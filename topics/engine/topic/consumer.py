@@ -1,21 +1,21 @@
-"""A consumer: a cursor, and what was handed out and is not settled yet.
+"""Consumer state: a cursor, plus one entry for each delivered record that is not settled yet.
 
-    never handed out ──claim──▶ LEASED ──ack──▶ settled
-    (from the cursor on)        │  ▲ └─ extend
+    undelivered      ──claim──▶ LEASED ──ack──▶ settled
+    (from the cursor)           │  ▲ └─ extend
                         nack,   │  │ claim
                         expiry, ▼  │
-                        release READY ◀── DELAYED        its last delivery was in vain ──▶ MOVING ──▶ settled
+                        release READY ◀── DELAYED     deliveries exhausted ──▶ MOVING ──▶ settled
 
-What lies below the cursor and has no entry is settled. So the state is as large as what is in hand, whatever the
-backlog is, and every step costs the same for a thousand waiting records and for ten million.
+A record below the cursor without an entry is settled. So memory grows with the pending entries, not with the backlog,
+and every operation costs the same for a thousand undelivered records as for ten million.
 
-Every change is an `Event`, applied by `apply` in live operation and in replay alike. Time is no event: a lease holds its
-deadline, and the engine's clock never runs back. Heaps are lazy: an entry that has moved on is skipped when it
-comes up, and a heap that is mostly such is made anew, a few entries with each that comes.
+Every change is an `Event`; `apply` runs it live and in replay. Timeouts are not events: a lease stores its deadline,
+and the engine's clock never runs backwards. Heaps are lazy: stale entries are skipped when they reach the top, and a
+heap that is mostly stale is rebuilt, a few entries per push.
 
-No call does more than a turn has time for. What time has done to thousands of leases, and how many of a million records a
-filter leaves, is worked off in slices: `catch_up`. A consumer that is behind with it hands nothing out meanwhile. Slices grow
-once writers undo more than is done (`SlicePace`), so that this ends whatever they do.
+No call takes longer than a turn allows. Expiring thousands of leases, or counting the matches of a filter among a
+million records, is done in slices (`catch_up`). A consumer that has not caught up delivers nothing in the meantime. If
+writers add work faster than it is done, slices grow (`SliceProgress`), so it always finishes.
 """
 
 from __future__ import annotations
@@ -36,28 +36,24 @@ READY, LEASED, DELAYED, MOVING = range(4)
 CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED, FORGOTTEN = range(1, 12)
 
 ID_MASK = (1 << 64) - 1
-REMOVED_CHECKED_MAX = 64  # records that go, whose tags are looked at for each consumer with a filter
-REMOVED_CHECKED_TOTAL = (
-    2048  # the same for all of them together, if that is more: counting anew would take longer
-)
-# Rows that are counted together.
-COUNT_BLOCK, COUNT_BLOCK_UNFILTERED = 256, 65_536
-COUNT_INLINE_US = 2000  # microseconds that counting may take, about, without a turn of its own
-ROWS_PER_US = 256  # without a filter, that take about a microsecond
-TIMEOUTS_PER_SLICE = 500  # leases and delays that have ended
-MATCH_CACHE_MAX = 1024  # tags whose match with a filter is remembered
-DEAD_LETTER_SOURCES_MAX = (
-    65_536  # topics whose letters a topic remembers; the one heard of longest ago is forgotten
-)
-STALE_MAX = 64  # so many outdated heap entries are kept, however few are current
-REBUILT_PER_PUSH = 4  # entries of a heap that is being made anew, with each that comes
-STALE_SCANNED_MAX = 64  # outdated deadlines that are looked at to find the next one
+# When records are removed, a filtered consumer checks the tags of up to REMOVED_CHECKED_MAX of them. All consumers
+# together may check more, up to REMOVED_CHECKED_TOTAL, as a recount would cost more.
+REMOVED_CHECKED_MAX, REMOVED_CHECKED_TOTAL = 64, 2048
+COUNT_BLOCK, COUNT_BLOCK_UNFILTERED = 256, 65_536  # rows counted together
+COUNT_INLINE_US = 2000  # estimated cost up to which counting is done at once instead of in slices
+ROWS_PER_US = 256  # rows counted per microsecond, without a filter
+TIMEOUTS_PER_SLICE = 500  # leases and delays ended per call
+MATCH_CACHE_MAX = 1024  # tags whose filter result is cached
+DEAD_LETTER_SOURCES_MAX = 65_536  # source topics whose dead letter numbers are kept; least recent dropped
+STALE_MAX = 64  # stale heap entries always tolerated
+REBUILT_PER_PUSH = 4  # entries moved per push while a heap is rebuilt
+STALE_SCANNED_MAX = 64  # stale deadlines skipped to find the next one
 
 T = TypeVar("T")
 
 
 class Rows(Protocol):
-    """What a consumer needs to know of its topic's records."""
+    """The part of a topic's row index that consumers use."""
 
     @property
     def first_seq(self) -> int: ...
@@ -72,24 +68,24 @@ class Rows(Protocol):
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """What happened to records of one consumer. Fields may be added at the end, never moved."""
+    """A change to one consumer, as logged. Fields may be added at the end, never moved."""
 
     consumer: str
     kind: int
     seqs: list[int] = []
-    until_ms: int = 0  # a deadline; or when it is ready again; or when a pause ends
+    until_ms: int = 0  # the lease deadline, the end of a delay, or the end of a pause
     node: bytes = b""
-    first_id: int = 0  # lease ids count on from here
-    deliveries: list[int] = []  # empty: the first of each, or unchanged
+    first_id: int = 0  # lease id of the first seq; the others follow consecutively
+    deliveries: list[int] = []  # delivery count of each seq; empty: all 1, or unchanged
     cursor: int = 0  # 0: unchanged
-    number: int = 0  # of the first letter
+    number: int = 0  # number of the first dead letter
     target: str = ""
     reason: str = ""
-    streamed: bool = False  # over a connection that ends with the process
+    streamed: bool = False  # delivered over a connection, which does not survive a restart
 
 
 class ConsumerRow(msgspec.Struct, array_like=True):
-    """A consumer in a snapshot."""
+    """A consumer, as stored in a snapshot."""
 
     name: str
     config: ConsumerConfig
@@ -104,7 +100,7 @@ class ConsumerRow(msgspec.Struct, array_like=True):
 
 
 class PendingEntry:
-    """One record in hand."""
+    """A delivered record that is not settled yet."""
 
     __slots__ = ("connection", "dead_letter", "deliveries", "id", "node", "state", "streamed", "until_ms")
 
@@ -116,15 +112,15 @@ class PendingEntry:
         self.until_ms = 0
         self.connection = 0
         self.streamed = False
-        # Refused by its dead letter topic, where it shall go all the same: deliveries and reason that it goes with.
+        # Set after its dead letter topic refused it: (deliveries, reason) to send it with again.
         self.dead_letter: tuple[int, str] | None = None
 
 
 class LazyHeap(Generic[T]):
-    """A heap whose outdated entries stay until they come up, or are more than the current ones.
+    """A heap that tolerates stale entries until they reach the top or outnumber the current ones.
 
-    Then it is made anew: entries go over to another heap, from the end, so that what is left of this one is a heap still. `renew`
-    says what is current of an entry, None: nothing; an entry may stand for several things.
+    Then it is rebuilt incrementally: entries are taken from the end of the old heap, which therefore stays a heap, and pushed
+    to a new one. `renew` returns the current part of an entry and its size, or None if the entry is stale.
     """
 
     __slots__ = ("_count", "_new", "_old", "_renew")
@@ -133,7 +129,7 @@ class LazyHeap(Generic[T]):
         self._renew = renew
         self._new: list[tuple[T, int]] = []
         self._old: list[tuple[T, int]] = []
-        self._count = 0  # of things in both
+        self._count = 0  # total size of the entries in both heaps
 
     def __bool__(self) -> bool:
         return bool(self._new or self._old)
@@ -142,7 +138,7 @@ class LazyHeap(Generic[T]):
         return (entry for heap in (self._new, self._old) for entry, _ in heap)
 
     def push(self, entry: T, current: int, count: int = 1) -> None:
-        """Add an entry that stands for so many things. `current`: how many are not outdated, of all."""
+        """Add an entry of size `count`. `current`: the number of items in the heap that are not stale."""
         heapq.heappush(self._new, (entry, count))
         self._count += count
         if self._old:
@@ -173,12 +169,12 @@ class LazyHeap(Generic[T]):
 
 
 class MatchCount:
-    """How many live records of a range a filter leaves, counted block by block over several turns.
+    """An incremental count of the live records of a range that match a filter, block by block over several turns.
 
-    Blocks with records that go meanwhile are counted once more at the end.
+    Blocks in which records are removed in the meantime are counted again at the end.
     """
 
-    __slots__ = ("_again", "_at", "_counts", "_firsts", "_stops", "filter", "first", "stop")
+    __slots__ = ("_at", "_counts", "_firsts", "_recount", "_stops", "filter", "first", "stop")
 
     def __init__(self, tag_filter: TagFilter | None, first: int, stop: int) -> None:
         self.filter = tag_filter
@@ -187,20 +183,20 @@ class MatchCount:
         self._firsts: list[int] = []
         self._stops: list[int] = []
         self._counts: list[int] = []
-        self._again: dict[int, None] = {}  # blocks to be counted once more
+        self._recount: dict[int, None] = {}  # blocks to recount
 
     @property
     def is_done(self) -> bool:
-        return self._at >= self.stop and not self._again
+        return self._at >= self.stop and not self._recount
 
     @property
     def total(self) -> int:
         return sum(self._counts)
 
     def count_block(self, rows: Rows) -> int:
-        """Count one block more; returns what that took."""
+        """Count one more block; returns the cost in microseconds."""
         if self._at >= self.stop:
-            block, _ = self._again.popitem()
+            block, _ = self._recount.popitem()
         else:
             size = COUNT_BLOCK if self.filter is not None else COUNT_BLOCK_UNFILTERED
             found = next(rows.spans(max(self._at, rows.first_seq), self.stop), None)
@@ -226,14 +222,14 @@ class MatchCount:
         return took + len(tags) * self.filter.cost
 
     def note_removed(self, first: int, last: int) -> None:
-        """Records of this range go."""
+        """Records in this range are being removed: recount the blocks that contain them."""
         low = bisect_right(self._stops, first)
         high = bisect_right(self._firsts, last)
-        self._again.update(dict.fromkeys(range(low, high)))
+        self._recount.update(dict.fromkeys(range(low, high)))
 
 
 class SliceProgress:
-    """How far work in slices has come, in microseconds or so: what it should have taken, as of its beginning, and what it took."""
+    """Progress of sliced work: the cost estimated at its start, and the cost so far, in microseconds."""
 
     __slots__ = ("estimate", "spent")
 
@@ -243,19 +239,19 @@ class SliceProgress:
 
 
 def overlap_cost(one: TagFilter | None, other: TagFilter | None) -> int:
-    """Of comparing two filters, in microseconds or so."""
+    """Estimated cost of comparing two filters, in microseconds."""
     if one is None or other is None:
         return 1
     return 4 + one.weight * other.weight + (len(one.any_of) + len(other.any_of)) // 8
 
 
 def count_cost(tag_filter: TagFilter | None, rows: int) -> int:
-    """Of counting so many rows, in microseconds or so, if each has a tag of its own."""
+    """Estimated cost of counting rows, in microseconds, if each has its own tag."""
     return rows * tag_filter.cost if tag_filter is not None else rows // ROWS_PER_US
 
 
 def count_matches(rows: Rows, tag_filter: TagFilter | None, first: int, stop: int) -> int:
-    """How many live records of the seqs [first, stop) a filter leaves."""
+    """The number of live records in [first, stop) that match a filter."""
     if first >= stop:
         return 0
     if tag_filter is None:
@@ -273,7 +269,7 @@ class Counters:
 
 
 def filter_of(config: ConsumerConfig) -> TagFilter | None:
-    """None: every record, also untagged ones."""
+    """The consumer's tag filter; None: every record, including untagged ones."""
     matches = tuple(TagMatch(op, value.encode()) for op, value in config.filter)
     return TagFilter(matches) if matches else None
 
@@ -317,45 +313,40 @@ class Consumer:
 
     def __init__(self, name: str, config: ConsumerConfig, on_settled: Callable[[int], None]) -> None:
         self.name = name
-        self.cursor = 1  # the next seq that was never handed out
-        # Live records from the cursor to `counted_to` that it wants; None: not counted. What was appended since then is
-        # counted when somebody asks.
+        self.cursor = 1  # the next undelivered seq
+        # Matching live records between the cursor and `counted_to`; None: not counted. Later appends are counted on demand.
         self.undelivered: int | None = None
         self.counted_to = 0
-        self.match_cache: dict[bytes, bool] = {}  # whether it wants a tag
-        self.idle_number = 0  # of the timer that ends it when nobody uses it
-        self.rescan_below = 0  # below it the cursor may meet what is in hand
-        self.policy: tuple[object, object] = (None, None)  # as of which config of the topic
-        self.initial_seqs: list[
-            int
-        ] = []  # chosen records below the cursor that were never handed out, ascending
+        self.match_cache: dict[bytes, bool] = {}  # tag → whether it matches the filter
+        self.idle_number = 0  # number of its inactivity timer
+        self.rescan_below = 0  # below this seq the cursor may meet pending entries
+        self.policy: tuple[object, object] = (None, None)  # the topic config it was made from, and the policy
+        self.initial_seqs: list[int] = []  # undelivered records below the cursor, ascending (last_per_tag)
         self.entries: dict[int, PendingEntry] = {}
         self.counts = [0, 0, 0, 0]  # entries by state
-        self.connections: dict[int, set[int]] = {}  # seqs that were handed out over one, and are leased
-        self.counting: MatchCount | None = None  # from the cursor on, if that takes longer than a turn
-        self.count_progress: SliceProgress | None = None  # of counting, while it is behind with that
+        self.connections: dict[int, set[int]] = {}  # connection → seqs it has leases on
+        self.counting: MatchCount | None = None  # count in progress, if it takes longer than a turn
+        self.count_progress: SliceProgress | None = None  # while the count is behind
         self._reset_heaps()
         self.counters = Counters()
         self.created_ms = 0
-        self.paused_until_ms = 0  # -1: without an end
-        # Who waits and for what time; known to this process alone.
+        self.paused_until_ms = 0  # -1: indefinitely
+        # Waiting claims and timers: not stored.
         self.waiters: dict[int, object] = {}
-        self.parked: dict[int, object] = {}  # of them, those of a connection, by its number
-        self.streams = 0  # of them, standing ones
-        self.pending_replies: list[
-            object
-        ] = []  # what was settled, and whose answer waits until it is not behind
-        self.cursor_locked = False  # its cursor stays where it is, because a reset looks at what is around it
-        self.window_ms = 0  # when the claims that gather are served together; 0: none do
-        self.wake_ms = 0  # the earliest timer that was set for it
+        self.parked: dict[int, object] = {}  # waiting claims of connections, by connection number
+        self.streams = 0  # number of waiting claims that are streams
+        self.pending_replies: list[object] = []  # replies to settles, held until the consumer has caught up
+        self.cursor_locked = False  # a reset is counting records around the cursor
+        self.window_ms = 0  # when the current claim window (claim_jitter_ms) closes; 0: none is open
+        self.wake_ms = 0  # the earliest timer set for it
         self.active_ms = 0
-        self.replay_shift_ms: int | None = None  # between a record's time and its original replay
+        self.replay_shift_ms: int | None = None  # replay original: delivery time minus record time
         self.dropped = False
         self.on_settled = on_settled
         self.configure(config)
 
     def _reset_heaps(self) -> None:
-        # Deadline, and what was handed out with it.
+        # (deadline, the seqs leased with it)
         self._expiries: LazyHeap[tuple[int, list[int]]] = LazyHeap(self._still_leased)
         self._returned: LazyHeap[int] = LazyHeap(self._still_ready)
         self._delayed: LazyHeap[tuple[int, int]] = LazyHeap(self._still_delayed)
@@ -388,12 +379,10 @@ class Consumer:
     def leases_of(self, connection: int) -> int:
         return len(self.connections.get(connection, ()))
 
-    # -- time ----------------------------------------------------------------------------------------------
+    # -- timeouts ------------------------------------------------------------------------------------------
 
     def process_timeouts(self, now_ms: int) -> bool:
-        """Leases that have expired and delays that are over make their records ready, some hundreds of them at most; whether
-        those were all.
-        """
+        """Make records of expired leases and ended delays ready, up to TIMEOUTS_PER_SLICE; returns whether all are done."""
         expiries, delayed, limit = self._expiries, self._delayed, TIMEOUTS_PER_SLICE
         while (lease := expiries.first()) is not None and lease[0] < now_ms:
             until_ms, seqs = lease
@@ -419,7 +408,7 @@ class Consumer:
         return True
 
     def next_change_ms(self) -> int:
-        """When time will make something ready, or somewhat earlier; 0: nothing waits for it."""
+        """When the next lease or delay ends, or somewhat earlier; 0: there is none."""
         expiries, delayed = self._expiries, self._delayed
         for _ in range(STALE_SCANNED_MAX):
             lease = expiries.first()
@@ -433,7 +422,7 @@ class Consumer:
         return min(times, default=0)
 
     def _is_leased(self, lease: tuple[int, list[int]]) -> bool:
-        """Whether some of what was handed out with this deadline is leased until then."""
+        """Whether any record of this heap entry is still leased with that deadline."""
         until_ms, seqs = lease
         entries = (self.entries.get(seq) for seq in seqs)
         return any(e is not None and e.state == LEASED and e.until_ms == until_ms for e in entries)
@@ -458,15 +447,15 @@ class Consumer:
         entry = self.entries.get(seq)
         return (seq, 1) if entry is not None and entry.state == READY else None
 
-    # -- what is ready -------------------------------------------------------------------------------------
+    # -- ready and undelivered records ---------------------------------------------------------------------
 
     def take_returned(self) -> Iterator[int]:
-        """Records that are ready again, the lowest first. What is not used is put back with `put_back`."""
+        """Records to redeliver, lowest seq first. Unused ones must be returned with `put_back`."""
         last = 0
         while self._returned:
             seq = self._returned.pop()
             entry = self.entries.get(seq)
-            # One that came back, was handed out and came back again may be in the heap twice.
+            # A record that was returned twice may be in the heap twice.
             if entry is not None and entry.state == READY and seq != last:
                 last = seq
                 yield seq
@@ -476,11 +465,11 @@ class Consumer:
             self._returned.push(seq, self.counts[READY])
 
     def note_rescan(self) -> None:
-        """What is in hand beyond the cursor is passed by when the cursor comes there."""
+        """Remember up to where the cursor must skip pending entries."""
         self.rescan_below = max((seq + 1 for seq in self.entries if seq >= self.cursor), default=0)
 
     def matches(self, tag: bytes | None) -> bool:
-        """Whether records with this tag are for it."""
+        """Whether records with this tag match the filter."""
         if self.filter is None:
             return True
         if tag is None:
@@ -493,7 +482,7 @@ class Consumer:
         return is_match
 
     def count_matching(self, rows: Rows, first: int, stop: int) -> int:
-        """How many live records of the seqs [first, stop) are for it."""
+        """The number of matching live records in [first, stop)."""
         if self.filter is None or stop - first > MATCH_CACHE_MAX:
             return count_matches(rows, self.filter, first, stop)
         if first >= stop:
@@ -501,16 +490,16 @@ class Consumer:
         return sum(count for tag, count in rows.tag_counts(first, stop) if self.matches(tag))
 
     def is_counted(self, rows: Rows, end: int) -> bool:
-        """Whether its records up to `end` are counted, but for so few that it can be done at once."""
+        """Whether its records up to `end` are counted, or so few are missing that they can be counted at once."""
         return self.counting is None and self.remaining_cost(rows, end) <= COUNT_INLINE_US
 
     def remaining_cost(self, rows: Rows, end: int) -> int:
-        """What counting on to `end` takes, in microseconds or so."""
+        """Estimated cost of counting up to `end`, in microseconds."""
         first = self.cursor if self.undelivered is None else max(self.counted_to, self.cursor)
         return count_cost(self.filter, end - max(first, rows.first_seq))
 
     def count(self, rows: Rows, end: int) -> int:
-        """Count on towards `end`; returns what that took."""
+        """Count one block towards `end`; returns the cost in microseconds."""
         if self.undelivered is None:
             self.undelivered, self.counted_to, self.counting = 0, self.cursor, None
         if self.counting is None:
@@ -522,7 +511,7 @@ class Consumer:
         return took
 
     def note_cursor_moved(self, before: int, fresh: list[int]) -> None:
-        """The cursor has moved on from `before`, over these records and over such that it does not want."""
+        """The cursor has moved on from `before`, past these delivered records and past records that do not match."""
         if self.undelivered is None:
             return
         if before < self.rescan_below or self.cursor > self.counted_to:
@@ -531,17 +520,17 @@ class Consumer:
             self.undelivered -= sum(seq >= before for seq in fresh)
 
     def note_removed(self, rows: Rows, first: int, last: int, at_once: int) -> None:
-        """Records of this range go."""
+        """Records in this range are being removed: adjust the count, checking the tags of up to `at_once` of them."""
         first, stop = max(first, self.cursor), min(last + 1, self.counted_to)
         if self.undelivered is None or first >= stop:
             return
         if self.filter is not None and stop - first > at_once:
-            self.undelivered = None  # counted anew when somebody asks: there may be many who never do
+            self.undelivered = None  # recounted on demand: many consumers may never be asked
         else:
             self.undelivered -= self.count_matching(rows, first, stop)
 
     def note_removed_many(self, rows: Rows, going: list[int]) -> None:
-        """These records go, ascending."""
+        """These records, ascending, are being removed."""
         if not self.undelivered:
             return
         low, high = bisect_left(going, self.cursor), bisect_left(going, self.counted_to)
@@ -576,7 +565,7 @@ class Consumer:
         elif kind == MOVE:
             for seq, deliveries in zip(seqs, event.deliveries, strict=True):
                 entry = self.entries.get(seq)
-                if entry is None:  # in replay: its leases were not logged
+                if entry is None:  # in replay, if its leases were not logged
                     entry = self.entries[seq] = PendingEntry()
                     self.counts[READY] += 1
                     entry.deliveries = deliveries
@@ -602,7 +591,7 @@ class Consumer:
         entries, counters = self.entries, self.counters
         seqs, deliveries = event.seqs, event.deliveries
         if self.initial_seqs and seqs:
-            # They are handed out in order, and none is beyond the cursor.
+            # Initial records are delivered in order and lie below the cursor.
             del self.initial_seqs[: bisect_right(self.initial_seqs, seqs[-1])]
         if event.cursor:
             self.cursor = event.cursor
@@ -610,7 +599,7 @@ class Consumer:
         if deliveries:
             counters.redelivered += sum(number > 1 for number in deliveries)
         if not event.until_ms:
-            counters.acked += len(seqs)  # of a consumer without acks: nothing stays in hand
+            counters.acked += len(seqs)  # ack none: settled on delivery
             for seq in seqs:
                 self.drop(seq)
             return
@@ -630,7 +619,7 @@ class Consumer:
         self._push_expiry(until_ms, seqs)
 
     def attach(self, connection: int, seqs: Iterable[int]) -> None:
-        """These leases end with the connection."""
+        """Tie leases to a connection: they end when it closes."""
         self.connections.setdefault(connection, set()).update(seqs)
         for seq in seqs:
             self.entries[seq].connection = connection
@@ -675,7 +664,7 @@ class Consumer:
             self.on_settled(connection)
 
     def drop(self, seq: int) -> bool:
-        """The record is settled, or gone from the log."""
+        """Remove an entry: its record is settled, or removed from the log. Returns whether there was one."""
         entry = self.entries.pop(seq, None)
         if entry is None:
             return False
@@ -684,7 +673,7 @@ class Consumer:
         return True
 
     def forget(self, first: int, last: int) -> list[int]:
-        """Records of this range are gone from the log. Returns which of them were moving."""
+        """Drop entries of records that are removed from the log. Returns which of them were moving."""
         if self.initial_seqs and first <= self.initial_seqs[-1] and last >= self.initial_seqs[0]:
             del self.initial_seqs[
                 bisect_left(self.initial_seqs, first) : bisect_right(self.initial_seqs, last)
@@ -704,7 +693,7 @@ class Consumer:
     # -- snapshots -----------------------------------------------------------------------------------------
 
     def row(self, *, durable: bool) -> ConsumerRow:
-        """What survives: everything, or, of leases that need not, what is on its way to a dead letter topic."""
+        """The snapshot row. Without `durable` leases it keeps only entries on their way to a dead letter topic."""
         counters = self.counters
         return ConsumerRow(
             self.name,
@@ -746,13 +735,13 @@ class Consumer:
             self.entries[seq].streamed = True
 
     def release_streamed(self) -> None:
-        """After a restart: what was handed out over connections is ready again, as they are gone."""
+        """After a restart: make records ready that were leased over connections, which are gone."""
         for seq, entry in self.entries.items():
             if entry.streamed and entry.state == LEASED:
                 self._make_ready(seq, entry)
 
     def forget_leases(self) -> None:
-        """After a restart, of leases that need not survive: all that is live is ready, as if never handed out."""
+        """Drop all leases, as if their records had never been delivered; moving entries stay."""
         moving = self.entries.items() if self.counts[MOVING] else ()
         self.entries = {seq: entry for seq, entry in moving if entry.state == MOVING}
         self.counts = [0, 0, 0, len(self.entries)]
@@ -761,7 +750,7 @@ class Consumer:
         for connection in connections:
             self.on_settled(connection)
 
-    # -- proofs --------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
         counts = [0, 0, 0, 0]
@@ -777,17 +766,17 @@ class Consumer:
 
 @dataclass(slots=True, eq=False)
 class PruneRequest:
-    """Records that may be needed by none any more, and what is answered once that is known and they are gone."""
+    """Records to delete if no consumer needs them any more, and the reply that waits for that."""
 
-    first: int  # from here
+    first: int
     stop: int
-    seqs: Sequence[int] | None = None  # ascending; None: all of them
-    answer: Any = None  # an op
+    seqs: Sequence[int] | None = None  # ascending; None: all of [first, stop)
+    answer: Any = None  # an Op
     work: Iterator[int] | None = None
 
 
 class DeadLettersRow(msgspec.Struct, array_like=True):
-    """What a snapshot keeps of a topic's letters."""
+    """A topic's dead letters, as stored in a snapshot."""
 
     next_dead_letter: int
     dead_letters: list[tuple[int, str, int, str, int, str]]
@@ -796,7 +785,7 @@ class DeadLettersRow(msgspec.Struct, array_like=True):
 
 
 class TopicConsumers:
-    """All consumers of one topic, and its letters: what is on its way to dead letter topics, and what came from others."""
+    """All consumers of one topic, and its dead letters: those to be sent, and how many were received from other topics."""
 
     __slots__ = (
         "changes",
@@ -816,16 +805,18 @@ class TopicConsumers:
     def __init__(self) -> None:
         self.queue: Consumer | None = None
         self.named: dict[str, Consumer] = {}
-        self.waiting = 0  # claims that are parked
+        self.waiting = 0  # parked claims
         self.next_dead_letter = 1
-        self.synced_dead_letter = 0  # letters up to here may be sent: that they are on their way is synced
-        # By number, ascending: consumer, seq, target, deliveries, reason.
+        self.synced_dead_letter = (
+            0  # dead letters up to this number may be sent: their MOVE events are synced
+        )
+        # By number, ascending: (consumer, seq, target, deliveries, reason).
         self.dead_letters: dict[int, tuple[str, int, str, int, str]] = {}
-        self.dead_letter_numbers: dict[tuple[str, int], int] = {}  # of the letters, by consumer and seq
-        self.received: dict[int, int] = {}  # source topic → the highest number that came from it
-        self.dead_lettered = 0  # by the queue itself
-        self.changes = 0  # of consumers that may need other records than before
-        self.recounts: list[MatchCount] = []  # under way, of other ranges than from a cursor on
+        self.dead_letter_numbers: dict[tuple[str, int], int] = {}  # by consumer and seq
+        self.received: dict[int, int] = {}  # source topic id → the highest number received from it
+        self.dead_lettered = 0  # by the built-in consumer of a queue
+        self.changes = 0  # bumped whenever a consumer may need other records than before
+        self.recounts: list[MatchCount] = []  # counts in progress that do not start at a cursor
         self.pruning: deque[PruneRequest] = deque()
 
     def all(self) -> list[Consumer]:
@@ -835,7 +826,7 @@ class TopicConsumers:
         return self.named.get(name) if name else self.queue
 
     def overlapping(self, name: str, tag_filter: TagFilter | None) -> Generator[int, None, str | None]:
-        """A consumer that would get some of the records that `name` gets with this filter."""
+        """The name of another consumer whose filter overlaps this one, or None."""
         for other in self.all():
             if other.name != name:
                 if overlap(other.filter, tag_filter):
@@ -844,7 +835,7 @@ class TopicConsumers:
         return None
 
     def find_overlap(self) -> Generator[int, None, tuple[str, str] | None]:
-        """Two consumers that get the same records."""
+        """Two consumers whose filters overlap, or None."""
         consumers = self.all()
         unfiltered = [consumer.name for consumer in consumers if consumer.filter is None]
         if unfiltered and len(consumers) > 1:
@@ -857,7 +848,7 @@ class TopicConsumers:
         return None
 
     def forget(self, rows: Rows, first: int, last: int) -> None:
-        """Records of this range go from the log, where they still are."""
+        """Records in this range are about to be removed from the log."""
         for count in self.recounts:
             count.note_removed(first, last)
         every = self.all()
@@ -872,7 +863,7 @@ class TopicConsumers:
                 self.drop_dead_letters(consumer.name, set(moving))
 
     def forget_many(self, rows: Rows, ranges: Sequence[tuple[int, int]]) -> None:
-        """The same for many ranges, ascending. What goes is listed once for all consumers."""
+        """`forget` for many ascending ranges. The removed seqs are listed once for all consumers."""
         going = sorted(rows.live_in(ranges))
         if not going:
             return
@@ -905,7 +896,7 @@ class TopicConsumers:
                 del self.dead_letters[number]
 
     def apply(self, event: Event) -> None:
-        """What an event does to its consumer and to the letters."""
+        """Apply an event to its consumer and to the dead letters."""
         consumer = self.find(event.consumer)
         if consumer is None:
             return

@@ -1,10 +1,10 @@
-"""Idempotency memory of one topic: key → what the first write with it was given.
+"""Idempotency keys of one topic: key → the seqs its first write was given.
 
-Entries are in the order of their time, which never decreases, so the oldest is always in front. The key and the
-number of records ride in the write's own frames; recovery rebuilds this table from them and from the snapshot.
+Entries are ordered by time, which never decreases, so the oldest comes first. The key and the number of records are stored
+in the write's own frames; recovery rebuilds this table from them and from the snapshot.
 
-A key is no use without its records: a retry would be told of what nobody can read. Those of records in RAM therefore stay
-out of snapshots, and a restart forgets them, until a checkpoint of another class has stored the records.
+A key must not outlive its records: a retry would get seqs that cannot be read. So keys of records in RAM are left out of
+snapshots and lost with a restart, unless the topic's class changes and a checkpoint has stored the records.
 """
 
 from __future__ import annotations
@@ -21,22 +21,20 @@ class DedupeWindow:
     __slots__ = ("entries", "in_ram")
 
     def __init__(self) -> None:
-        # With keys an OrderedDict: a plain one finds its oldest key behind the places of all that were removed before it.
+        # An OrderedDict once there are keys: to find its oldest key, a plain dict skips the slots of all removed ones.
         self.entries: dict[bytes, Entry] = {}
-        self.in_ram: set[bytes] = set()  # keys of records that a restart takes
+        self.in_ram: set[bytes] = set()  # keys of records that a restart loses
 
     def find(self, key: bytes, *, now_ms: int, window_ms: int) -> Entry | None:
         entry = self.entries.get(key)
         return entry if entry is not None and now_ms - entry[2] <= window_ms else None
 
     def add(self, key: bytes, entry: Entry, *, window_ms: int, in_ram: bool = False) -> None:
-        """Remember a write. A full table forgets its oldest key, as the limits page says; of keys past their window a few go each
-        time.
-        """
+        """Remember a write. Each call drops a few keys past their window; a full table drops its oldest key."""
         entries = self.entries
         if not entries:
             entries = self.entries = OrderedDict()
-        entries.pop(key, None)  # an expired entry must not keep its old place in the order
+        entries.pop(key, None)  # an expired entry must not keep its position
         entries[key] = entry
         if in_ram:
             self.in_ram.add(key)
@@ -50,11 +48,11 @@ class DedupeWindow:
             self.in_ram.discard(oldest)
 
     def restore(self, entries: Iterable[tuple[bytes, Entry]]) -> None:
-        """What a snapshot has kept."""
+        """Load the entries of a snapshot."""
         self.entries = OrderedDict(entries) or {}
 
     def live(self, *, now_ms: int, window_ms: int, stores_ram: bool) -> list[tuple[bytes, Entry]]:
-        """What a snapshot must keep. `stores_ram`: it comes with the records that were in RAM until now."""
+        """The entries to store in a snapshot. `stores_ram`: the snapshot also stores the records that were in RAM."""
         gone: set[bytes] = set() if stores_ram else self.in_ram
         return [
             (key, entry)
@@ -63,10 +61,10 @@ class DedupeWindow:
         ]
 
     def stored_up_to(self, head: int) -> None:
-        """A snapshot has the records up to `head`, and their keys."""
+        """A snapshot now has the records up to `head`, and their keys."""
         self.in_ram = {key for key in self.in_ram if self.entries[key][0] > head}
 
     def discard_after(self, head: int) -> None:
-        """Forget keys of writes that were never published."""
+        """Drop keys of writes that were never published."""
         self.restore((key, entry) for key, entry in self.entries.items() if entry[0] <= head)
         self.in_ram &= self.entries.keys()

@@ -1,11 +1,11 @@
-"""Epochs of a topic, and what is kept of a forward at both of its ends.
+"""Topic epochs, and the state of a forward at its source (outflow) and at its dest (inflow).
 
-A topic of class memory or ephemeral may come back from a crash with a lower head and give the same seqs to other records.
-So a start that may have lowered its head begins a new *epoch* of it, with the head it came back with as its base. A cursor of
-a reader and the mark of a forward belong to an epoch. Of an older one only as much counts as every base since: what lies above
-one of them was lost, and what bears these seqs now is yet to be read or copied.
+After a crash a topic of class memory or ephemeral may come back with a lower head and give the same seqs to other records.
+So a start that may have lowered the head begins a new *epoch*, whose base is the recovered head. The cursor of a reader and
+the mark of a forward (the last seq copied) belong to an epoch. A position of an older epoch is valid only up to the lowest
+base since: records above that were lost, and their seqs now belong to records that are yet to be read or copied.
 
-Readers know an epoch by a text, opaque to them, that also tells apart topics of the same name: ids are never given again.
+Clients see an epoch as an opaque text. It also distinguishes topics of the same name, as topic ids are never reused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from topics.engine.commands.forwards import Forward
 from topics.engine.core.subjects import TagFilter, TagMatch
 
-Epochs: TypeAlias = list[tuple[int, int]]  # number and base, both rising
+Epochs: TypeAlias = list[tuple[int, int]]  # number and base, both ascending
 Mark: TypeAlias = tuple[int, int]  # epoch and seq
 
 EPOCHS_MAX = 64
@@ -31,14 +31,13 @@ def current_epoch(epochs: Epochs) -> int:
 
 
 def add_epoch(epochs: Epochs, base: int) -> None:
-    """Begin a new epoch. An earlier base that is not below it no longer says anything."""
+    """Begin a new epoch. Earlier epochs with a base that is not lower are dropped: the new base covers them."""
     number = current_epoch(epochs) + 1
     while epochs and epochs[-1][1] >= base:
         epochs.pop()
     epochs.append((number, base))
-    if (
-        len(epochs) > EPOCHS_MAX
-    ):  # the lower base for both: something may be copied again, nothing is left out
+    if len(epochs) > EPOCHS_MAX:
+        # Join the two oldest, with the lower base: records may be copied twice, but none is skipped.
         epochs[:2] = [(epochs[1][0], epochs[0][1])]
 
 
@@ -47,7 +46,7 @@ def epoch_text(topic_id: int, epochs: Epochs) -> str:
 
 
 def epoch_number(text: str, topic_id: int, epochs: Epochs) -> int | None:
-    """Which of a topic's epochs this is; None: of another topic, or of none."""
+    """The number of an epoch given as text; None: it is invalid or belongs to another topic."""
     instance, _, number = text.partition(".")
     if instance != f"{topic_id:x}" or not HEX.fullmatch(number):
         return None
@@ -56,14 +55,14 @@ def epoch_number(text: str, topic_id: int, epochs: Epochs) -> int | None:
 
 
 def mark_in(mark: Mark, epochs: Epochs) -> Mark:
-    """A mark as it stands in the newest epoch."""
+    """Convert a mark to the current epoch."""
     epoch, seq = mark
     bases = [base for number, base in epochs if number > epoch]
     return (current_epoch(epochs), min(seq, *bases)) if bases else mark
 
 
 class InflowRow(msgspec.Struct, array_like=True):
-    """Of a dest, in its row of the snapshot."""
+    """An inflow, as stored in the dest topic's snapshot row."""
 
     uid: int
     name: str
@@ -73,7 +72,7 @@ class InflowRow(msgspec.Struct, array_like=True):
 
 
 class OutflowRow(msgspec.Struct, array_like=True):
-    """In the shard's row of the snapshot."""
+    """An outflow, as stored in the shard's snapshot row."""
 
     forward: Forward
     starts: list[tuple[int, int, int]]  # topic id, epoch, seq
@@ -81,10 +80,10 @@ class OutflowRow(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class Inflow:
-    """What one rule has brought to a topic."""
+    """Progress of one forward at its dest topic."""
 
     name: str
-    source: str = ""  # of the rule: a name or a pattern; empty: not known
+    source: str = ""  # the forward's source, a name or a pattern; empty: unknown
     total: int = 0
     marks: dict[int, Mark] = field(default_factory=dict)  # by source id
 
@@ -92,7 +91,7 @@ class Inflow:
         return mark_in(self.marks.get(source_id, start), epochs)
 
     def set_mark(self, source_id: int, epoch: int, seq: int) -> None:
-        """Ids are never given again: of a source that is gone nothing need be known."""
+        """Store the mark of a source; a negative seq removes it, as a dropped source's id is never reused."""
         if seq < 0:
             self.marks.pop(source_id, None)
         else:
@@ -110,10 +109,10 @@ class Inflow:
 
 @dataclass(slots=True)
 class Outflow:
-    """What one rule copies from topics of this shard."""
+    """One forward at the source: where it starts in each topic of this shard."""
 
     forward: Forward
-    starts: dict[int, Mark] = field(default_factory=dict)  # by topic id; a topic that was made later has none
+    starts: dict[int, Mark] = field(default_factory=dict)  # by topic id; topics created later start at 0
 
     def start_of(self, topic_id: int) -> Mark:
         return self.starts.get(topic_id, (0, 0))
@@ -128,7 +127,7 @@ class Outflow:
 
 
 def filter_of(forward: Forward) -> TagFilter | TagMatch | None:
-    """Which tags a rule copies; None: every record."""
+    """The forward's tag filter; None: every record."""
     matches = tuple(TagMatch(op, value.encode()) for op, value in forward.filter)
     if not matches:
         return None

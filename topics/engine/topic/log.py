@@ -1,14 +1,13 @@
-"""One topic's log: rows (`rows.py`), floors, losses; decisions on what is staged, answers from what is published.
+"""One topic's log, in two states: staged, which decisions are based on, and published, which readers see.
 
-Two states live here side by side. The *staged* one (`next_seq`, `count`, `bytes`, `first_seq`, `config` …) is what
-decisions read: it already contains what waits for a sync. The *published* one (`view`) is what readers see. Every
-change is first made to the staged state, which records what it did in an `Op`; publishing applies those ops to the
-view in the same order. Replay does both at once, so recovery runs the code that live operation runs.
+The staged state (`next_seq`, `count`, `bytes`, `first_seq`, `config` …) includes changes that wait for a sync; `view` is the
+published one. Every change is first made to the staged state and recorded in an `Op`; publishing applies the ops to the view
+in the same order. Replay does both at once, so recovery runs the same code as live operation.
 
-A staged delete is a flag on the row that readers ignore and deciders obey; an append is rows past the view's head.
+A staged delete is a row flag that decisions see and readers ignore; staged appends are rows past the view's head.
 
-Invariants: evict_floor <= earliest <= head+1 in both states, but for a topic that is evicting many records (`is_over_cap`); and
-view + pending ops == staged.
+Invariants: evict_floor <= earliest <= head+1 in both states, except while many records are being evicted (`is_over_cap`);
+and view + pending ops == staged.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from topics.engine.topic.rows import Location, TopicRows
 from topics.engine.topic.tags import TagIndex
 from topics.engine.topic.transactions import TopicTransactions
 
-Range = tuple[int, int]  # first and last seq, both inside
+Range = tuple[int, int]  # first and last seq, inclusive
 Loss = tuple[int, int, str]
 Run = tuple[int, Location]  # from this seq on
 
 
 class Op:
-    """What one staged change did, to be repeated on the view when its gate opens.
+    """One staged change, to be applied to the view once it may be published, and the reply that waits for that.
 
-    Defaults are class attributes: most ops set a few of them, and one object a write is made on the hot path.
+    Defaults are class attributes because most ops set only a few, and the hot path creates one op per write.
     """
 
-    plain: bool = False  # an append and nothing else
+    plain: bool = False  # a plain append: no eviction, config or loss
     head: int = 0  # 0: unchanged
     count: int = 0
     bytes: int = 0
@@ -59,14 +58,18 @@ class Op:
     loss: Loss | None = None
     dropped: bool = False
     write_ts: int = 0
-    tags_held: int = 0  # ids whose last record this op removes; readers may meet them until it is published
+    tags_held: int = (
+        0  # string ids whose last record this op removes; readers may use them until it is published
+    )
     nodes_held: int = 0
-    command: Any = None  # of a read whose answer is held back: asked again if the commit fails
-    erase: Any = None  # what to do with the bytes once the delete is published
-    retry: bool = False  # the command is asked again when this op's turn comes
-    unordered: bool = False  # it tells of nothing that readers see, and waits for no change before it
-    dead_letters: int = 0  # up to this number letters may be sent once it is published
-    expiry: bool = False  # what time did, waiting behind changes that are not published yet
+    command: Any = None  # a read whose reply is held back: handled again if the commit fails
+    erase: Any = None  # the EraseRequest to start once the delete is published
+    retry: bool = False  # handle the command again when this op is published
+    unordered: bool = (
+        False  # changes nothing that readers see, so it need not wait for earlier ops of the topic
+    )
+    dead_letters: int = 0  # dead letters up to this number may be sent once it is published
+    expiry: bool = False  # expired records, queued behind ops that are not published yet
 
     def __init__(
         self, log: TopicLog, token: object = None, result: object = None, *, sync: bool = False, **fields: Any
@@ -81,13 +84,13 @@ class Op:
 
 @dataclass(slots=True)
 class View:
-    """What readers see."""
+    """The published state of a topic."""
 
     head: int = 0
     first_seq: int = 1  # every row below is dead for readers
     count: int = 0
     bytes: int = 0
-    cap_lost: int = 0  # highest live seq that a cap took
+    cap_lost: int = 0  # highest seq evicted by a cap while it was live
     ttl_lost: int = 0
     config: TopicConfig = field(default_factory=TopicConfig)
     losses: list[Loss] = field(default_factory=list)
@@ -155,72 +158,73 @@ class TopicLog(TopicRows):
         self.id = topic_id
         self.name = name
         self.config = config
-        self.applied_lsn = 0  # the snapshot it was restored from contains the log up to here
+        self.applied_lsn = 0  # the snapshot it was restored from covers the log up to here
         self.count = 0
         self.bytes = 0
         self.cap_lost = 0
         self.ttl_lost = 0
         self.dropped = False
         self.view = View(config=config)
-        self.stored: list[SegmentMeta] | None = None  # segments not loaded yet
-        self.inline: tuple[int, int, bytes] | None = None  # instead of segments, as the snapshot row holds it
-        self.deferred: list[Callable[[], None]] = []  # replay work put off until first touch
+        self.stored: list[SegmentMeta] | None = None  # segments that are not loaded yet
+        self.inline: tuple[int, int, bytes] | None = None  # records of a small topic, from its snapshot row
+        self.deferred: list[Callable[[], None]] = []  # replay work deferred until the topic is first used
         self.dedupe = DedupeWindow()
         self.expiring = 0  # expiry ops among the pending ones
         self.pending = 0  # ops staged and not yet published
-        self.gate_lsn = 0  # the last of them becomes visible when this is synced
-        self.ceiling = 0  # highest seq that may be used; 0: not bounded
+        self.gate_lsn = 0  # pending ops may be published once the log is synced up to here
+        self.ceiling = 0  # highest seq that may be assigned; 0: no bound
         self.ceiling_synced = 0
         self.ceiling_ts = 0
-        self.ceiling_base = 0  # the head when it was raised last
+        self.ceiling_base = 0  # the head when the ceiling was last raised
         self.last_read_ts = 0
         self.last_touch = 0
         self.waiters: list[object] = []
-        # Of a topic that somebody watches for what is synced: (lsn, head) of what is published and not synced yet.
+        # (lsn, head) of published changes that are not synced yet; None: not tracked for this topic.
         self.unsynced_heads: deque[tuple[int, int]] | None = None
         self.synced_head = 0
         self.consumers: TopicConsumers | None = None
-        self.outflows: tuple[int, ...] = ()  # uids of the rules that copy it
+        self.outflows: tuple[int, ...] = ()  # uids of the forwards that copy from it
         self.epochs: Epochs = []
-        self.unpublished_losses: tuple[Loss, ...] = ()  # logged, and not published before their sync
-        self.inflows: dict[int, Inflow] | None = None  # by uid of the rules that bring it copies
+        self.unpublished_losses: tuple[Loss, ...] = ()  # logged, but not synced yet
+        self.inflows: dict[int, Inflow] | None = None  # by uid of the forwards that copy into it
         self.transactions: TopicTransactions[TopicLog] | None = None
         self.dead_segments: list[
             SegmentMeta
-        ] = []  # segments with nothing live, to be unlinked once no snapshot names them
+        ] = []  # without live records; unlinked once no snapshot names them
         self.sum_chain = bytes(8)
-        # The tag id from which on `cap_per_tag` has to be looked at for what was there before it; None: nowhere.
+        # The tag id at which trimming to a new `cap_per_tag` continues; None: nothing to trim.
         self.trim_from: int | None = None
-        self.may_expire = False  # not loaded yet, and has records with a TTL of their own
-        self.erasing: list[list[Range]] = []  # deleted, with bytes that are not overwritten yet
+        self.may_expire = False  # not loaded, and has records with their own TTL
+        self.erasing: list[list[Range]] = []  # deleted records whose bytes are not overwritten yet
         self.merges = NO_MERGES
-        self.flag_changes = 0  # how often rows were staged as deleted, or published as that
+        self.flag_changes = 0  # incremented whenever delete flags of rows change
 
     @property
     def is_unloaded(self) -> bool:
-        """Its rows, or changes to them, wait on disk for somebody to need them."""
+        """Whether rows, or replayed changes to them, are not loaded yet."""
         return self.stored is not None or bool(self.deferred)
 
     @property
     def needs_no_upkeep(self) -> bool:
-        """All of it is in memory, and time does nothing to it."""
+        """Whether the topic is loaded and nothing in it can expire or waits to be evicted."""
         timed = self.config.ttl_ms or self.expiries or self.expiring or self.may_expire
         return not timed and not self.is_unloaded and not self.is_over_cap
 
     @property
     def is_over_cap(self) -> bool:
-        """A cap has taken records that are still in the index: the floor is past them already, in the log as well. They go in steps
-        (staging.py), before the topic is asked again.
+        """Whether records that a cap has evicted are still in the index. The floor is already past them, in the log too.
+
+        They are removed in steps (staging.py) before the next request to the topic.
         """
         return self.cap_lost >= self.first_seq
 
     @property
     def epoch(self) -> str:
-        """Which topic of its name this is, and how often its head went back; see flows.py."""
+        """Identifies this incarnation of the topic and how often its head went back; see flows.py."""
         return epoch_text(self.id, self.epochs)
 
     def cursor_of(self, epoch: str, cursor: int) -> int | None:
-        """Where a cursor of some epoch stands in this one; None: it is of another topic."""
+        """Convert a cursor of some epoch to the current one; None: it belongs to another topic."""
         number = epoch_number(epoch, self.id, self.epochs)
         return None if number is None else mark_in((number, cursor), self.epochs)[1]
 
@@ -229,7 +233,7 @@ class TopicLog(TopicRows):
     def advance_first_seq(self) -> None:
         """Move `first_seq` to the first live row, or to `next_seq`. Amortised: each dead row is passed once."""
         if self.stored is not None and self.count:
-            return  # not loaded: what is live stands where the snapshot says
+            return  # not loaded: the snapshot's value holds
         seq = self.first_seq
         for chunk, first, stop in self.spans(seq, self.next_seq):
             row = first
@@ -238,7 +242,7 @@ class TopicLog(TopicRows):
                     self.first_seq = chunk.first_seq + row
                     return
                 row += 1
-                if row - first == 16:  # a long dead stretch: look at the rest at once
+                if row - first == 16:  # a long dead run: check the rest with numpy
                     alive = chunk.live(row, stop, DEAD)
                     if alive.any():
                         self.first_seq = chunk.first_seq + row + int(alive.argmax())
@@ -307,7 +311,7 @@ class TopicLog(TopicRows):
         self._update_first_seq(op)
 
     def stage_evict(self, last_seq: int, op: Op, *, ttl: bool) -> None:
-        """Everything up to `last_seq` is lost to a cap or to the topic's TTL."""
+        """Evict everything up to `last_seq`, by a cap or by the topic's TTL."""
         count, size = op.count, op.bytes
         lost = self.remove_rows(self.first_seq, last_seq, op, mark=False)
         self.count += op.count - count
@@ -322,7 +326,7 @@ class TopicLog(TopicRows):
         self._update_first_seq(op)
 
     def stage_floors(self, cap_lost: int, ttl_lost: int, op: Op) -> None:
-        """Replay an evict watermark: whatever is live at or below it goes, and the floors stand where they stood."""
+        """Replay logged eviction floors: remove live records at or below them and restore the floors."""
         highest = max(cap_lost, ttl_lost)
         if highest >= self.first_seq:
             self.stage_evict(highest, op, ttl=ttl_lost > cap_lost)
@@ -332,13 +336,13 @@ class TopicLog(TopicRows):
         op.first_seq = self.first_seq
 
     def stage_skip(self, count: int, op: Op) -> None:
-        """Take seqs without rows: the next chunk begins behind the hole."""
+        """Use up seqs without rows: the next chunk begins after the gap."""
         self.next_seq += count
         op.head = self.next_seq - 1
         self._update_first_seq(op)
 
     def stage_loss(self, loss: Loss, op: Op) -> None:
-        """A range is lost; live records in it, if any, go."""
+        """Record a lost range, removing its live records, if any."""
         count, size = op.count, op.bytes
         self.remove_rows(loss[0], loss[1], op, mark=True)
         op.ranges = [*op.ranges, (loss[0], loss[1])]
@@ -351,7 +355,7 @@ class TopicLog(TopicRows):
         self._update_first_seq(op)
 
     def logged_losses(self) -> list[Loss]:
-        """Those that readers hear of, and those that they will hear of once they are safe."""
+        """All losses in the log, including those that are not published yet."""
         losses = list(self.view.losses)
         for loss in self.unpublished_losses:
             add_loss(losses, loss)
@@ -362,7 +366,7 @@ class TopicLog(TopicRows):
         op.first_seq = self.first_seq
 
     def expired_last(self, now_ms: int) -> int:
-        """The last seq that the topic's TTL has ended, or 0. `now - ts > ttl`, strictly."""
+        """The last seq expired by the topic's TTL, or 0. Expired means `now - ts > ttl`, strictly."""
         ttl_ms = self.config.ttl_ms
         if not ttl_ms:
             return 0
@@ -379,7 +383,7 @@ class TopicLog(TopicRows):
         return last
 
     def first_since(self, ts: int) -> int:
-        """The seq of the first record that readers see with a time of `ts` or later; behind the head without one."""
+        """The seq of the first visible record with a timestamp of `ts` or later; head+1 if there is none."""
         view = self.view
         for chunk, first, stop in self.spans(view.first_seq, view.head + 1):
             if chunk.ts_at(stop - 1) < ts:
@@ -393,15 +397,16 @@ class TopicLog(TopicRows):
     # -- publication ---------------------------------------------------------------------------------------
 
     def publish_now(self, op: Op) -> None:
-        """Make visible at once what was found to be so, past changes that still wait for their sync: where the first
-        record is in their wake is not for readers to see yet.
+        """Publish a change ahead of ops that still wait for their sync.
+
+        The view's `first_seq` stays, as it may depend on those ops.
         """
         if self.pending:
             op.first_seq = 0
         self.publish(op)
 
     def publish(self, op: Op) -> None:
-        """Make one staged change visible."""
+        """Apply one staged change to the view."""
         view = self.view
         if op.plain:
             view.head = op.head
@@ -437,7 +442,7 @@ class TopicLog(TopicRows):
             view.dropped = True
 
     def _mark(self, ranges: Sequence[Range]) -> None:
-        """Turn staged deletes into deletes."""
+        """Turn staged deletes into published ones."""
         self.flag_changes += 1
         for first_seq, last_seq in ranges:
             for chunk, first, stop in self.spans(first_seq, last_seq + 1):
@@ -450,7 +455,10 @@ class TopicLog(TopicRows):
                     flags |= (flags & STAGED_DELETE) << 1
 
     def drop_dead_chunks(self) -> bool:
-        """Let go of whole chunks below everything live; whether there were any. The last chunk stays while it can take rows."""
+        """Drop whole chunks below the first live record; returns whether there were any.
+
+        The last chunk stays while it can take rows.
+        """
         view, count = self.view, len(self.chunks)
         while self.chunks and self.chunks[0].next_seq <= min(view.first_seq, self.first_seq):
             chunk = self.chunks[0]
@@ -464,7 +472,7 @@ class TopicLog(TopicRows):
         return len(self.chunks) < count
 
     def can_unload(self) -> bool:
-        """Whether everything about the rows is in segments and in the last snapshot."""
+        """Whether all row state is in segments and in the last snapshot."""
         return (
             not self.pending
             and not self.erasing
@@ -474,7 +482,7 @@ class TopicLog(TopicRows):
         )
 
     def unload(self) -> None:
-        """Give up the index rows; the next touch reads them again."""
+        """Drop the index rows from memory; the next use loads them again."""
         self.stored = [chunk.meta for chunk in self.chunks if chunk.meta is not None]
         self.may_expire = bool(self.expiries)
         self.chunks, self._starts, self.expiries = [], [], []
@@ -483,7 +491,7 @@ class TopicLog(TopicRows):
     # -- erasing -------------------------------------------------------------------------------------------
 
     def join_erasing(self, pieces: list[list[Range]]) -> list[Range]:
-        """Make these of `erasing` one, which is returned."""
+        """Join these items of `erasing` into one, which is returned."""
         known = {id(piece) for piece in pieces}
         ranges = _joined(chain.from_iterable(pieces))
         self.erasing = [piece for piece in self.erasing if id(piece) not in known]
@@ -491,7 +499,7 @@ class TopicLog(TopicRows):
         return ranges
 
     def forget_erasing(self, done: list[Range]) -> None:
-        """In replay: the bytes of these are gone, in whatever pieces they were logged."""
+        """Replay: the bytes of these ranges are erased, however they were split in the log."""
         firsts = [first for first, _ in done]
 
         def is_done(first: int, last: int) -> bool:
@@ -503,7 +511,7 @@ class TopicLog(TopicRows):
     # -- after a failed commit -----------------------------------------------------------------------------
 
     def discard_staged(self) -> None:
-        """Forget everything that was not published; the shard takes no more changes."""
+        """Revert to the published state; the shard accepts no more changes."""
         view = self.view
         while self.chunks and self.chunks[-1].first_seq > view.head:
             self.chunks.pop()
@@ -522,10 +530,10 @@ class TopicLog(TopicRows):
         self.pending = self.expiring = 0
         self.rebuild_strings()
 
-    # -- proofs --------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert what must hold at every moment."""
+        """Assert the invariants."""
         if self.is_unloaded:
             return
         view = self.view
@@ -548,7 +556,7 @@ class TopicLog(TopicRows):
 
 
 def add_loss(losses: list[Loss], loss: Loss) -> None:
-    """Keep the ranges ascending and apart; one that touches another of the same reason is joined to it."""
+    """Insert a loss. Ranges stay ascending and disjoint; adjacent ranges with the same reason are joined."""
     losses.append(loss)
     losses.sort()
     joined: list[Loss] = []
@@ -557,7 +565,7 @@ def add_loss(losses: list[Loss], loss: Loss) -> None:
             joined[-1] = (joined[-1][0], max(last, joined[-1][1]), joined[-1][2])
         else:
             joined.append((first, last, reason))
-    while len(joined) > LOSS_RANGES_MAX:  # a too wide announcement is safe, a missing one is not
+    while len(joined) > LOSS_RANGES_MAX:  # announcing too wide a loss is safe, omitting one is not
         gaps = [(joined[i + 1][0] - joined[i][1], i) for i in range(len(joined) - 1)]
         i = min(gaps)[1]
         joined[i : i + 2] = [(joined[i][0], joined[i + 1][1], joined[i][2])]
@@ -565,7 +573,7 @@ def add_loss(losses: list[Loss], loss: Loss) -> None:
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """Ascending, and neighbours as one."""
+    """Ranges in ascending order, with adjacent ones joined."""
     out: list[Range] = []
     for first, last in sorted(ranges):
         if out and first <= out[-1][1] + 1:

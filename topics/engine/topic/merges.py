@@ -21,8 +21,8 @@ from topics.engine.storage.segments import COLD, ROW, Rows, SegmentMeta, runs_of
 from topics.engine.topic.rows import TopicRows
 
 
-class Input(msgspec.Struct, frozen=True, array_like=True):
-    """A segment that was merged, and the bytes of all its files but the last digest file."""
+class MergeInput(msgspec.Struct, frozen=True, array_like=True):
+    """A merged segment, and the size of its files without the last digest file."""
 
     first_seq: int
     generation: int
@@ -44,7 +44,7 @@ class MergedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailedGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group of which nothing was published."""
+    """A group that was not published."""
 
     group: int
     segment: str
@@ -52,19 +52,19 @@ class FailedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Merged(msgspec.Struct, frozen=True, array_like=True):
-    """A plan was committed. Time may have ended some of the dead without an entry of its own: the floors go along."""
+    """Log entry: a plan was committed. It includes the eviction floors, as records expire without a log entry."""
 
     plan_id: str
     manifest: int
     cap_lost: int
     ttl_lost: int
     groups: list[MergedGroup]
-    inputs: list[list[Input]]  # by group
+    inputs: list[list[MergeInput]]  # by group
     failed: list[FailedGroup] = []
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True):
-    """A committed plan, so that whoever asks again hears the same. Of older ones only the name is kept."""
+    """A committed plan, kept so that a repeated commit gets the same response. Of older plans only the id is kept."""
 
     plan_id: str
     manifest: int = 0
@@ -75,14 +75,14 @@ class Committed(msgspec.Struct, frozen=True, array_like=True):
 class Retired(msgspec.Struct, frozen=True, array_like=True):
     plan_id: str
     retired_at_ms: int
-    segments: list[Input]
+    segments: list[MergeInput]
 
 
 class Merges(msgspec.Struct, frozen=True, array_like=True):
-    """What a topic keeps of its merges, in its snapshot row. Never changed in place: a checkpoint may hold it."""
+    """A topic's merges, in its snapshot row. Never changed in place: a checkpoint may hold a reference."""
 
     retired: list[Retired] = []
-    committed: list[Committed] = []  # the newest last
+    committed: list[Committed] = []  # newest last
 
     def with_plan(self, merged: Merged, now_ms: int) -> Merges:
         fresh = Committed(merged.plan_id, merged.manifest, merged.groups, merged.failed)
@@ -94,7 +94,7 @@ class Merges(msgspec.Struct, frozen=True, array_like=True):
         return Merges(retired, committed)
 
     def without(self, gone: set[tuple[int, int]]) -> Merges:
-        """These segments have no files any more."""
+        """Drop retired segments whose files have been removed."""
         retired: list[Retired] = []
         for entry in self.retired:
             kept = [one for one in entry.segments if (one.first_seq, one.generation) not in gone]
@@ -121,9 +121,11 @@ class Merges(msgspec.Struct, frozen=True, array_like=True):
 NO_MERGES = Merges()
 
 
-def covered(metas: Sequence[SegmentMeta], first_seq: int) -> bool:
-    """Whether a segment that began here has another generation, or was merged into one of these: no merged one is a first generation,
-    and nothing else ever lies within a segment."""
+def is_covered(metas: Sequence[SegmentMeta], first_seq: int) -> bool:
+    """Whether one of these segments replaces the segment that began at `first_seq`: as a newer generation of it, or as a merge.
+
+    A merged segment always has a generation above 0, and no other segment ever lies inside one.
+    """
     return any(
         meta.first_seq == first_seq
         or (meta.generation > 0 and meta.first_seq < first_seq < meta.first_seq + meta.rows)
@@ -131,12 +133,12 @@ def covered(metas: Sequence[SegmentMeta], first_seq: int) -> bool:
     )
 
 
-def retired_meta(segment: Input) -> SegmentMeta:
+def retired_meta(segment: MergeInput) -> SegmentMeta:
     return SegmentMeta(segment.first_seq, segment.generation, tier=COLD)
 
 
 def chunks_of(log: TopicRows, first_seq: int, next_seq: int) -> list[Chunk] | None:
-    """The chunks that make up exactly these seqs, without a hole; None when none do."""
+    """The chunks that cover exactly [first_seq, next_seq) without a gap, or None."""
     chunks = [chunk for chunk, _, _ in log.spans(first_seq, next_seq)]
     at = first_seq
     for chunk in chunks:
@@ -147,16 +149,19 @@ def chunks_of(log: TopicRows, first_seq: int, next_seq: int) -> list[Chunk] | No
 
 
 @dataclass(slots=True)
-class Joined:
-    """The rows of several chunks in one buffer, and which of the records there were dead by then."""
+class JoinedRows:
+    """The rows of several chunks in one buffer. `late`: records that died after the merged segment was written."""
 
     buffer: bytearray
     late: npt.NDArray[np.intp]
     dead_bytes: int
 
 
-def join_rows(chunks: Sequence[Chunk], rows: Rows) -> Joined:
-    """With places in the new segment. May run off the loop: flags that change meanwhile are taken once more by `swap_in`."""
+def join_rows(chunks: Sequence[Chunk], rows: Rows) -> JoinedRows:
+    """Join rows, with their offsets in the new segment.
+
+    May run off the loop: `swap_chunks` copies the flags again if they have changed in the meantime.
+    """
     buffer = bytearray(len(rows) * ROW_BYTES)
     joined = np.frombuffer(buffer, dtype=ROW)
     at = 0
@@ -164,20 +169,22 @@ def join_rows(chunks: Sequence[Chunk], rows: Rows) -> Joined:
         joined[at : at + chunk.count] = chunk.rows
         at += chunk.count
     joined["offset"], joined["length"] = rows["offset"], rows["length"]
-    return Joined(buffer, *_late(joined))
+    return JoinedRows(buffer, *_late(joined))
 
 
 def _late(rows: Rows) -> tuple[npt.NDArray[np.intp], int]:
-    """Records that are in the new segment and dead."""
+    """Dead records that are in the new segment, and their bytes."""
     late = np.flatnonzero(((rows["flags"] & DEAD) != 0) & (rows["length"] > 0))
     return late, int(rows["length"][late].sum(dtype=np.int64))
 
 
-def swap_in(
-    log: TopicRows, chunks: Sequence[Chunk], meta: SegmentMeta, joined: Joined, *, is_fresh: bool = False
+def swap_chunks(
+    log: TopicRows, chunks: Sequence[Chunk], meta: SegmentMeta, joined: JoinedRows, *, is_fresh: bool = False
 ) -> Chunk:
-    """Put one chunk in the place of several. What was deleted since its segment was made is marked there by the next checkpoint.
-    `is_fresh`: no flag has changed since the rows were joined, which saves a pass over all of them."""
+    """Replace several chunks by the merged one. The next checkpoint marks late deletes in its segment.
+
+    `is_fresh`: no flag has changed since the rows were joined, so they need not be copied again.
+    """
     merged = Chunk.over(meta, joined.buffer, chunks[0].opened_ms)
     late, meta.dead_bytes = joined.late, joined.dead_bytes
     if not is_fresh:

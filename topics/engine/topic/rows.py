@@ -1,6 +1,6 @@
-"""The rows of one topic: chunks in order of seqs, and where the bytes of those rows lie that are not in a segment yet.
+"""The row index of one topic: chunks ordered by seq, and the location of bytes that are not in a segment yet.
 
-"Live" here means live in the staged state: what a delete has taken that waits for its sync is dead already.
+"Live" here means live in the staged state: records of a delete that waits for its sync are already dead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from topics.engine.storage.index import SMALL, Chunk, Rows
 from topics.engine.storage.strings import StringTable
 from topics.engine.topic.tags import TagIndex
 
-# A log file's number, a RAM block of records that are never logged, or the frames of a small topic as its snapshot row
-# holds them.
+# The number of a log file, a RAM block of records that are never logged, or the frames of a small topic from its
+# snapshot row.
 Location = int | bytearray | bytes
 
 
@@ -45,16 +45,16 @@ class TopicRows:
         self.first_seq = 1  # staged: every row below is dead
         self.chunks: list[Chunk] = []
         self._starts: list[int] = []  # first seq of each chunk
-        self.runs: list[tuple[int, Location]] = []  # from which seq on they lie where
+        self.runs: list[tuple[int, Location]] = []  # first seq, and where the bytes are from there on
         self.ram_bytes = 0
         self.tags = TagIndex(hold=True)
         self.nodes = StringTable(hold=True)
-        self.expiries: list[tuple[int, int]] = []  # heap of (time, seq) of records with a TTL of their own
+        self.expiries: list[tuple[int, int]] = []  # heap of (expiry time, seq) of records with their own TTL
 
     # -- chunks --------------------------------------------------------------------------------------------
 
     def chunk_for_append(self, now_ms: int) -> Chunk:
-        """The chunk that takes the next row."""
+        """The chunk for the next row; opens a new one if the last is full or closed."""
         if self.chunks:
             chunk = self.chunks[-1]
             if (
@@ -79,7 +79,7 @@ class TopicRows:
             self._starts.pop()
 
     def prepend_chunks(self, chunks: list[Chunk]) -> None:
-        """Put chunks that were read from segments in front of what is there."""
+        """Insert chunks that were read from segments before the present ones."""
         self.chunks = chunks + self.chunks
         self._starts = [chunk.first_seq for chunk in self.chunks]
 
@@ -88,7 +88,7 @@ class TopicRows:
         self._starts = [c.first_seq for c in self.chunks]
 
     def replace_chunks(self, old: Sequence[Chunk], merged: Chunk) -> None:
-        """One chunk for several neighbours, with the same rows."""
+        """Replace neighbouring chunks by one with the same rows."""
         at = self.chunks.index(old[0])
         assert self.chunks[at : at + len(old)] == list(old), "neighbours, in order"
         assert merged.count == sum(chunk.count for chunk in old)
@@ -96,7 +96,7 @@ class TopicRows:
         self._starts = [chunk.first_seq for chunk in self.chunks]
 
     def spans(self, first_seq: int, stop_seq: int) -> Iterator[tuple[Chunk, int, int]]:
-        """The row spans that cover the seqs [first_seq, stop_seq)."""
+        """(chunk, first row, stop row) spans that cover the seqs [first_seq, stop_seq)."""
         i = max(0, bisect_right(self._starts, first_seq) - 1)
         while i < len(self.chunks):
             chunk = self.chunks[i]
@@ -116,17 +116,17 @@ class TopicRows:
         row = seq - chunk.first_seq
         return (chunk, row) if row < chunk.count else None
 
-    # -- what is live --------------------------------------------------------------------------------------
+    # -- live records --------------------------------------------------------------------------------------
 
     def are_live(self, seqs: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Which of these seqs, ascending, are live in the staged state."""
+        """Which of these ascending seqs are live in the staged state."""
         alive = np.zeros(len(seqs), dtype=np.bool_)
         if len(seqs) < 8:
             for k in range(len(seqs)):
                 alive[k] = self.is_live(int(seqs[k]))
             return alive
         lo, starts = 0, self._starts
-        while lo < len(seqs):  # over the chunks that have some of them: a topic may have thousands
+        while lo < len(seqs):  # only chunks that contain some of them: a topic may have thousands
             i = bisect_right(starts, int(seqs[lo])) - 1
             hi = int(seqs.searchsorted(np.uint64(starts[i + 1]))) if i + 1 < len(starts) else len(seqs)
             if i >= 0:
@@ -150,12 +150,12 @@ class TopicRows:
         )
 
     def count_live(self, first_seq: int, stop_seq: int) -> int:
-        """How many of the seqs [first_seq, stop_seq) are live in the staged state."""
+        """The number of live records in [first_seq, stop_seq)."""
         spans = self.spans(max(first_seq, self.first_seq), stop_seq)
         return sum(int(chunk.live(first, stop, DEAD).sum()) for chunk, first, stop in spans)
 
     def live_in(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
-        """The seqs of these ranges, both ends inside, that are live in the staged state."""
+        """The live seqs in these inclusive ranges."""
         found: list[int] = []
         for first_seq, last_seq in ranges:
             if first_seq == last_seq:
@@ -166,7 +166,7 @@ class TopicRows:
         return found
 
     def span_before(self, stop_seq: int, rows: int) -> tuple[Chunk, int, int] | None:
-        """The last span of up to so many rows below `stop_seq`, None: there is none from `first_seq` on."""
+        """The last span below `stop_seq`, of up to `rows` rows; None if nothing is left above `first_seq`."""
         i = bisect_right(self._starts, stop_seq - 1) - 1
         while i >= 0:
             chunk = self.chunks[i]
@@ -190,7 +190,7 @@ class TopicRows:
         return 0
 
     def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]:
-        """The tags of the live records of [first_seq, stop_seq), and how many have each; a tag may come several times."""
+        """(tag, count) pairs of the live records in [first_seq, stop_seq); a tag may appear several times."""
         names = self.tags.strings.names
         found: list[tuple[bytes | None, int]] = []
         for chunk, first, stop in self.spans(max(first_seq, self.first_seq), stop_seq):
@@ -206,8 +206,9 @@ class TopicRows:
         return found
 
     def delete_slice(self, first_seq: int, stop_seq: int) -> tuple[int, int]:
-        """Up to where, at most `stop_seq`, rows from `first_seq` on can be deleted at a time, and about how many microseconds that
-        takes: most is for each distinct tag and node.
+        """Where one slice of a delete of [first_seq, stop_seq) ends, and its estimated cost in microseconds.
+
+        Most of the cost is per distinct tag and node.
         """
         if stop_seq - first_seq < SMALL:
             return stop_seq, 4 * (stop_seq - first_seq)
@@ -215,7 +216,9 @@ class TopicRows:
             rows = chunk.rows[first : min(stop, first + SLICE_ROWS)]
             few = rows[: 2 * SMALL]
             strings = _count_strings(few)
-            if strings <= SMALL and len(rows) > len(few):  # looking at all of them takes a while
+            if strings <= SMALL and len(rows) > len(
+                few
+            ):  # counting over all of them is slow, so only if needed
                 strings = _count_strings(rows)
             if strings > SMALL:
                 rows, strings = few, min(strings, 4 * SMALL)
@@ -223,7 +226,7 @@ class TopicRows:
         return stop_seq, 0
 
     def eviction_end(self, records: int, size: int) -> int:
-        """The last seq that must go so that at least `records` records and `size` bytes go from the front."""
+        """The last seq to evict so that at least `records` records and `size` bytes are removed from the front."""
         last = 0
         for chunk, first, stop in self.spans(self.first_seq, self.next_seq):
             if records < SMALL and size <= 0:
@@ -249,7 +252,7 @@ class TopicRows:
         return last
 
     def expired_records(self, now_ms: int, limit: int) -> tuple[list[int], bool]:
-        """Live records whose own TTL has ended, of so many that are looked at, and whether there are more of those."""
+        """Live records whose own TTL has expired, checking up to `limit`; and whether more are left to check."""
         expiries = self.expiries
         due: list[int] = []
         while expiries and expiries[0][0] < now_ms:
@@ -262,7 +265,7 @@ class TopicRows:
         return sorted(due), False
 
     def rebuild_strings(self) -> None:
-        """Tags and nodes again from the rows: the tables counted changes that never happened."""
+        """Rebuild tags and nodes from the rows: the tables include changes that were discarded."""
         tags, nodes = TagIndex(hold=True), StringTable(hold=True)
         for chunk in self.chunks:
             rows = chunk.rows
@@ -277,10 +280,10 @@ class TopicRows:
                     rows["node"][i] = nodes.add(self.nodes.name(node))
         self.tags, self.nodes = tags, nodes
 
-    # -- what is not in a segment --------------------------------------------------------------------------
+    # -- bytes that are not in a segment -------------------------------------------------------------------
 
     def trim_runs(self, first_seq: int) -> None:
-        """Forget log runs and RAM blocks that no row from `first_seq` on needs."""
+        """Drop log runs and RAM blocks that no row from `first_seq` on needs."""
         keep = find_run(self.runs, first_seq)
         if keep > 0:
             for _, where in self.runs[:keep]:
@@ -292,11 +295,11 @@ class TopicRows:
         """Whether a chunk's unstored rows are in RAM blocks; a chunk never mixes them with logged ones."""
         if chunk.stored or not chunk.count:
             return False
-        run = self.run_at(chunk.next_seq - 1)  # blocks of its first rows are gone when those are dead
+        run = self.run_at(chunk.next_seq - 1)  # the last row: blocks of dead first rows may have been dropped
         return run >= 0 and isinstance(self.runs[run][1], bytearray)
 
     def trim_stored_runs(self) -> None:
-        """Forget log runs below the first row that is not in a segment."""
+        """Drop log runs below the first row that is not in a segment."""
         first = next((c.first_seq + c.stored for c in self.chunks if c.stored < c.count), self.next_seq)
         keep = [
             run
@@ -308,7 +311,7 @@ class TopicRows:
         self.runs = keep
 
     def release_ram(self) -> int:
-        """Drop RAM blocks whose rows are in segments by now; returns the (negative) change of RAM bytes."""
+        """Drop RAM blocks whose rows are now in segments; returns the (negative) change of RAM bytes."""
         if not self.ram_bytes:
             return 0
         before = self.ram_bytes
@@ -324,7 +327,7 @@ class TopicRows:
         return self.ram_bytes - before
 
     def move_to_block(self, first_seq: int, stop_seq: int, block: bytes) -> None:
-        """Rows [first_seq, stop_seq) lie in `block` from now on; what comes after them stays where it is."""
+        """Relocate the rows [first_seq, stop_seq) to `block`; later rows stay where they are."""
         rest: list[tuple[int, Location]] = []
         if stop_seq < self.next_seq:
             at = find_run(self.runs, stop_seq)
@@ -332,7 +335,7 @@ class TopicRows:
         self.runs = [(first_seq, block), *rest]
 
     def front_is_in_ram(self, last_seq: int) -> bool:
-        """Whether everything live up to `last_seq` is in RAM blocks only."""
+        """Whether all live records up to `last_seq` are only in RAM blocks."""
         run = self.run_at(self.first_seq)
         if run < 0 or not isinstance(self.runs[run][1], bytearray):
             return False
@@ -342,16 +345,16 @@ class TopicRows:
         )
 
     def shift_rows(self, first_seq: int, shift: int, file_number: int) -> None:
-        """Rows from `first_seq` on go to another log file than was thought, `shift` bytes on."""
+        """Relocate the rows from `first_seq` on to another log file, with offsets shifted by `shift`."""
         for chunk, first, stop in self.spans(first_seq, self.next_seq):
             offsets = chunk.rows["offset"][first:stop]
-            offsets += np.uint32(shift & 0xFFFF_FFFF)  # wraps, so that a negative shift works as well
+            offsets += np.uint32(shift & 0xFFFF_FFFF)  # wraps around, so a negative shift works too
         while self.runs and self.runs[-1][0] >= first_seq:
             self.runs.pop()
         self.runs.append((first_seq, file_number))
 
     def run_at(self, seq: int) -> int:
-        """Position in `runs` of the run that holds `seq`."""
+        """Index in `runs` of the run that contains `seq`."""
         return find_run(self.runs, seq)
 
 
@@ -364,5 +367,5 @@ def _run_seq(run: tuple[int, Location]) -> int:
 
 
 def find_run(runs: list[tuple[int, Location]], seq: int) -> int:
-    """Position of the run that holds `seq`."""
+    """Index of the run that contains `seq`."""
     return bisect_right(runs, seq, key=_run_seq) - 1

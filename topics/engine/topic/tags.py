@@ -1,11 +1,11 @@
-"""Tag index of one topic: tag → ascending seqs, cleaned lazily.
+"""Tag index of one topic: tag → ascending seqs, with lazy removal.
 
-A record's death is told as a tag id alone, so its seq stays listed until somebody who knows which records live reads
-that tag. Reads therefore take `is_live`; it must agree with what `remove` was told, because a tag that lists as many
-seqs as it has live records is read without asking.
+Removing a record passes only its tag id, so its seq stays listed until a read of that tag filters it out. Reads therefore
+take `is_live`. It must agree with the calls of `remove`, as a tag that lists as many seqs as it has live records is read
+without calling it.
 
-Most tags of a topic may belong to one record each. Those cost one u64 in a column; only a tag with two or more seqs
-has an array of its own.
+In many topics most tags belong to one record each. Those take one u64 in a column; only a tag with two or more seqs has its
+own array.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Seqs = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 IsLive = Callable[[Seqs], Mask]
 
-# How many seqs a read asks about at first; doubled while all of them are dead.
+# Seqs a read checks at first; doubled while all of them are dead.
 _CHUNK = 64
-# A list this long keeps its dead front and remembers where it ends; a shorter one is cheap to move.
+# A list this long keeps its dead head and stores the offset of its first live seq; a shorter one is cheap to shift.
 _HEAD_MIN = 512
-# Dead seqs a list may hold beyond its live count before it must be compacted.
+# Dead seqs a list may have beyond its live count before it must be compacted.
 _SLACK = 16
-# Names that a scan takes, or puts in order, at a time; and what the latter costs for each, in about microseconds.
+# Names that a scan reads, or sorts, at a time; and the cost of sorting one, in microseconds.
 _BATCH = 128
 _INDEX_COST = 3
-# Names that came or went and wait to be put in order.
+# Added or removed names that may wait to be sorted.
 _CHANGES_MAX = 4096
-# Names or rows that one step of loading lists: about a millisecond.
+# Names or rows listed by one step of loading: about a millisecond.
 LOAD_STEP = 1024
-# Below this many ids a plain loop beats the fixed cost of the numpy calls.
+# Below this many ids a plain loop beats the overhead of the numpy calls.
 _LOOP_MAX = 64
 
 
@@ -58,23 +58,23 @@ class LoadPart:
 
 
 class _SortedNames:
-    """The keys of a StringTable in order, put there a bounded number at a time.
+    """The names of a StringTable in sorted order, maintained in bounded steps.
 
-    The first query begins to feed names by their ids. What comes or goes below `_fed` waits for the next query; past a bound each
-    change brings in two, so that the line does not grow.
+    The first query starts sorting the existing names, by id. Names below `_indexed` that are added or removed are queued for
+    the next query; beyond a bound each change applies two of the queue, so the queue cannot grow.
     """
 
     __slots__ = ("_applied", "_changes", "_indexed", "_keys", "_strings")
 
     def __init__(self, strings: StringTable) -> None:
         self._strings = strings
-        self._keys: SortedList[bytes] | None = None  # once there was a query
-        self._indexed = 0  # the first id that was not looked at
+        self._keys: SortedList[bytes] | None = None  # None until the first query
+        self._indexed = 0  # ids below this have been sorted
         self._changes: deque[bytes] | tuple[()] = ()  # no deque while it is empty, as in StringTable
-        self._applied = 0  # changes so far
+        self._applied = 0  # total number of changes applied
 
     def changed(self, name: bytes, tag_id: int) -> None:
-        """A name came or went."""
+        """A name was added or removed."""
         if tag_id >= self._indexed:
             return
         if isinstance(self._changes, tuple):
@@ -84,15 +84,16 @@ class _SortedNames:
             self._apply_changes(2)
 
     def target(self) -> tuple[int, int]:
-        """What must be brought for all names of now to be in order."""
+        """The progress at which all current names are sorted."""
         return len(self._strings.names), self._applied + len(self._changes)
 
     def is_behind(self, target: tuple[int, int]) -> bool:
         return self._indexed < target[0] or self._applied < target[1]
 
     def index_more(self, limit: int, target: tuple[int, int]) -> int:
-        """Put up to so many more of the names that a mark asks for in order; returns how many that were. Names that came after the
-        mark are left: with enough of them its changes would never have their turn.
+        """Sort up to `limit` more names towards a target; returns how many.
+
+        Names added after the target was taken are left: with enough of them its changes would never be reached.
         """
         names, ids, first = self._strings.names, self._strings.ids, self._indexed
         if self._keys is None:
@@ -101,8 +102,8 @@ class _SortedNames:
         if first < target[0]:
             stop = min(first + limit, target[0])
             numbered = enumerate(names[first:stop], first)
-            # A name may stand under two ids, while readers may still meet the older one. And it may still be in order from before,
-            # if its going waits among the changes.
+            # A name may have two ids while readers may still use the older one. And it may already be sorted, if its
+            # removal is still queued.
             fresh = [name for at, name in numbered if name is not None and ids.get(name) == at]
             keys.update([name for name in fresh if name not in keys] if stale else fresh)
             self._indexed = stop
@@ -111,13 +112,13 @@ class _SortedNames:
 
     def _apply_changes(self, limit: int) -> int:
         keys, ids, changes = self._keys, self._strings.ids, self._changes
-        assert keys is not None, "nothing was fed"
+        assert keys is not None, "no names indexed yet"
         count = min(limit, len(changes))
         for _ in range(count):
             assert isinstance(changes, deque)
             name = changes.popleft()
             self._applied += 1
-            # It may have come and gone several times: what counts is whether it is there now, and not yet to be fed.
+            # It may have been added and removed several times: only its present state matters.
             if not 0 < ids.get(name, 0) < self._indexed:
                 keys.discard(name)
             elif name not in keys:
@@ -127,8 +128,8 @@ class _SortedNames:
         return count
 
     def part(self, after: bytes | None, prefix: bytes, limit: int) -> list[bytes]:
-        """Up to so many names with this prefix, ascending, greater than `after`."""
-        assert self._keys is not None, "nothing was fed"
+        """Up to `limit` names with this prefix, ascending, greater than `after`."""
+        assert self._keys is not None, "no names indexed yet"
         stop = _after_prefix(prefix)
         if after is not None and after >= prefix:
             found = self._keys.irange(after, stop, inclusive=(False, False))
@@ -138,10 +139,10 @@ class _SortedNames:
 
 
 class TagIndex:
-    """Which records carry a tag. A tag is held exactly as long as it has a live record.
+    """The seqs of each tag. A tag is in the index exactly as long as it has a live record.
 
-    Per tag id either `_single` holds its only listed seq, or `_lists` an array of them (and `_single` 0).
-    `_heads` says how many entries at the front of a list are known dead.
+    For each tag id either `_single` has its only listed seq, or `_lists` has an array of them (and `_single` is 0).
+    `_heads` has the number of entries at the start of a list that are known to be dead.
     """
 
     __slots__ = ("_heads", "_lists", "_overdue", "_single", "_sorted", "strings")
@@ -151,17 +152,17 @@ class TagIndex:
         self._single: array[int] = array("Q", [0])
         self._lists: list[array[int] | None] = [None]
         self._heads: dict[int, int] = {}
-        self._overdue: dict[int, None] = {}  # an ordered set: the order of a sweep must not vary
+        self._overdue: dict[int, None] = {}  # an ordered set: sweeps must be deterministic
         self._sorted = _SortedNames(self.strings)
 
     def __len__(self) -> int:
-        """How many tags have a live record."""
+        """The number of tags with a live record."""
         return len(self.strings)
 
     # Writing
 
     def add(self, seq: int, tag: bytes | None) -> int:
-        """List a new live record; seq is above all seqs so far. Returns the tag id, 0 for no tag."""
+        """Add a live record, with a seq above all others. Returns the tag id, 0 for no tag."""
         if tag is None:
             return 0
         tag_id = self.strings.add(tag)
@@ -176,9 +177,9 @@ class TagIndex:
         return tag_id
 
     def add_batch(self, first_seq: int, tags: Sequence[bytes | None]) -> list[int]:
-        """List new live records with the seqs from `first_seq` on. Returns the tag id of each, 0 for no tag."""
-        # Looking all of them up first is faster, as the cache misses of one lookup do not wait for the next.
-        # A dict may be asked for any key, whatever its type says: None is not in it.
+        """Add live records with consecutive seqs from `first_seq`. Returns their tag ids, 0 for no tag."""
+        # Looking them all up first is faster: the cache misses of the lookups overlap.
+        # The cast is for None, which is never a key.
         find = cast("Callable[[bytes | None, int], int]", self.strings.ids.get)
         out = list(map(find, tags, repeat(0)))
         counts = self.strings.counts
@@ -193,7 +194,7 @@ class TagIndex:
                 else:
                     seqs.append(seq)
             else:
-                # No tag, or one that was not known when the batch began.
+                # No tag, or one that was unknown when the batch began.
                 at = seq - first_seq
                 out[at] = self.add(seq, tags[at])
             seq += 1
@@ -202,7 +203,7 @@ class TagIndex:
     def load(self, parts: list[LoadPart]) -> list[Ids]:
         """Fill an empty index from segments in ascending order.
 
-        Only live rows are listed and counted. Returns the tag id of every row per part, 0 for dead and untagged ones.
+        Only live rows are listed and counted. Returns the tag ids of the rows of each part, 0 for dead and untagged ones.
         """
         if len(self.strings):
             raise ValueError("only an empty tag index can be loaded")
@@ -216,7 +217,7 @@ class TagIndex:
         return ids
 
     def load_steps(self, part: LoadPart) -> Generator[int, None, Ids]:
-        """List the live rows of the segment that follows those before it; yields how many names or rows it has come on by."""
+        """Load the next segment in steps; yields the number of names or rows of each step."""
         local = np.where(part.live, part.tag_ids, 0)
         counts = np.bincount(local, minlength=len(part.names) + 1)
         if counts.size > len(part.names) + 1:
@@ -257,13 +258,13 @@ class TagIndex:
 
     @property
     def overdue(self) -> int:
-        """How many tags list too many dead seqs and wait for a read or a sweep."""
+        """The number of tags that list too many dead seqs and await a read or a sweep."""
         return len(self._overdue)
 
     def sweep(self, is_live: IsLive, limit: int) -> int:
         """Compact up to `limit` overdue tags; returns how many remain.
 
-        A tag that is written and expires but is never read would otherwise list every seq it ever had.
+        Without this, a tag that is never read would list every seq it ever had.
         """
         for _ in range(min(limit, len(self._overdue))):
             tag_id, _unused = self._overdue.popitem()
@@ -273,7 +274,7 @@ class TagIndex:
     # Reading
 
     def count(self, tag: bytes) -> int:
-        """How many live records carry this tag."""
+        """The number of live records with this tag."""
         return self.strings.count(self.strings.id_of(tag))
 
     def seqs(self, tag: bytes, is_live: IsLive) -> Seqs:
@@ -287,7 +288,7 @@ class TagIndex:
         return self._compact(tag_id, seqs, is_live)
 
     def single_seq(self, tag: bytes) -> int:
-        """The live seq of a tag with one record; 0: it has none, or may have several."""
+        """The live seq of a tag with a single record; 0: there is none, or perhaps several."""
         return self._single[self.strings.id_of(tag)]
 
     def first(self, tag: bytes, is_live: IsLive) -> int:
@@ -323,7 +324,7 @@ class TagIndex:
         return self._search_down(tag_id, seqs, above - 1, is_live)
 
     def exceeding(self, keep: int, first_id: int, limit: int) -> tuple[list[bytes], int | None]:
-        """Tags with more than `keep` live records, of up to `limit` ids from `first_id` on; and where to go on, if anywhere."""
+        """Tags with more than `keep` live records among `limit` ids from `first_id`; and the next id to check, or None."""
         counts = np.array(self.strings.counts[first_id : first_id + limit], dtype=np.uint32)
         names = [self.strings.name(first_id + i) for i in np.flatnonzero(counts > keep).tolist()]
         next_id = first_id + limit
@@ -331,7 +332,7 @@ class TagIndex:
         return found, next_id if next_id < len(self.strings.counts) else None
 
     def surplus(self, tag: bytes, keep: int, is_live: IsLive, limit: int | None = None) -> Seqs:
-        """The live seqs of this tag beyond its newest `keep`, ascending, the oldest `limit` of them. Nothing is removed by this."""
+        """The oldest `limit` of the live seqs of this tag beyond its newest `keep`, ascending. Removes nothing."""
         tag_id = self.strings.id_of(tag)
         excess = self.strings.count(tag_id) - max(keep, 0)
         if limit is not None:
@@ -347,7 +348,7 @@ class TagIndex:
         return self._oldest(tag_id, seqs, excess, is_live)
 
     def names(self, match: TagMatch, after: bytes = b"", limit: int | None = None) -> list[bytes]:
-        """The tags with a live record that match, ascending: up to `limit` of those greater than `after`."""
+        """Up to `limit` matching tags greater than `after`, ascending."""
         found: list[bytes] = []
         for _, names in scan(lambda: self, match, after):
             found += names
@@ -356,7 +357,7 @@ class TagIndex:
         return found
 
     def check(self, rows: Sequence[tuple[int, bytes | None]]) -> None:
-        """For tests: raise AssertionError unless exactly these live records (seq and tag, ascending) are indexed."""
+        """For tests: assert that exactly these live records (seq and tag, ascending) are indexed."""
         model: dict[bytes, list[int]] = {}
         for seq, tag in rows:
             if tag is not None:
@@ -387,7 +388,7 @@ class TagIndex:
     # Adding
 
     def _add_first(self, seq: int, tag_id: int, tag: bytes) -> None:
-        """The first record of a tag."""
+        """Add the first record of a tag."""
         if tag_id < len(self._single):
             self._single[tag_id] = seq
         else:
@@ -396,7 +397,7 @@ class TagIndex:
         self._sorted.changed(tag, tag_id)
 
     def _add_second(self, seq: int, tag_id: int) -> None:
-        """One more record of a tag that has no list yet."""
+        """Add a record to a tag that has no list yet."""
         before = self._single[tag_id]
         if before:
             self._lists[tag_id] = array("Q", (before, seq))
@@ -405,10 +406,10 @@ class TagIndex:
             self._single[tag_id] = seq
 
     def _list_rows(self, first_seq: int, ids: Ids) -> None:
-        """List the rows from `first_seq` on under their ids, which are counted already; 0 for none."""
+        """List the rows from `first_seq` on under their tag ids (0: no tag), which are already counted."""
         rows = np.flatnonzero(ids)
         ids, seqs = ids[rows], rows.astype(np.uint64) + np.uint64(first_seq)
-        # Most tags may be of one record, and those take no loop.
+        # Often most tags have a single record: those need no loop.
         is_only = np.frombuffer(self.strings.counts, np.uint32)[ids] == 1
         np.frombuffer(self._single, np.uint64)[ids[is_only]] = seqs[is_only]
         ids, seqs = ids[~is_only], seqs[~is_only]
@@ -430,7 +431,7 @@ class TagIndex:
     # Removing
 
     def _forget(self, tag_id: int, name: bytes) -> None:
-        """Drop everything about a tag whose last live record died."""
+        """Drop a tag whose last live record died."""
         if self._lists[tag_id] is None:
             self._single[tag_id] = 0
         else:
@@ -460,7 +461,7 @@ class TagIndex:
     # Lists
 
     def _listed(self, tag_id: int, is_live: IsLive) -> array[int] | None:
-        """The list of a tag, compacted if it is overdue; None when `_single` holds all there is."""
+        """The list of a tag, compacted if it is overdue; None if the tag uses `_single`."""
         seqs = self._lists[tag_id]
         if seqs is not None and self._is_too_long(tag_id, seqs):
             self._compact(tag_id, seqs, is_live)
@@ -468,7 +469,7 @@ class TagIndex:
         return seqs
 
     def _all_listed(self, tag_id: int) -> list[int]:
-        """Every listed seq of a tag, dead ones included."""
+        """Every listed seq of a tag, including dead ones."""
         seqs = self._lists[tag_id]
         if seqs is None:
             return [self._single[tag_id]] if self._single[tag_id] else []
@@ -476,7 +477,7 @@ class TagIndex:
         return seqs[self._heads.get(tag_id, 0) :].tolist()
 
     def _all_live(self, tag_id: int, seqs: array[int]) -> bool:
-        """Whether nothing dead is listed: every live seq is, so equal numbers say it."""
+        """Whether no dead seq is listed. Every live seq is, so comparing the counts is enough."""
         return len(seqs) - self._heads.get(tag_id, 0) == self.strings.counts[tag_id]
 
     def _single_seqs(self, tag_id: int) -> Seqs:
@@ -487,7 +488,7 @@ class TagIndex:
         """Rewrite a list without its dead seqs; returns the live ones."""
         listed = _copy(seqs, self._heads.get(tag_id, 0), len(seqs))
         live = listed[is_live(listed)]
-        # A new array, since one that shrinks in place may keep its memory.
+        # A new array: one that shrinks in place may keep its memory.
         kept: array[int] = array("Q", live.tobytes())
         self._lists[tag_id] = kept
         self._heads.pop(tag_id, None)
@@ -496,7 +497,7 @@ class TagIndex:
         return live
 
     def _settle(self, tag_id: int, seqs: array[int]) -> None:
-        """Bring a list that lost entries into its cheapest shape."""
+        """Convert a list that has shrunk to its cheapest form."""
         head = self._heads.get(tag_id, 0)
         left = len(seqs) - head
         if left <= 1:
@@ -505,12 +506,12 @@ class TagIndex:
             self._heads.pop(tag_id, None)
             self._overdue.pop(tag_id, None)
         elif head and (len(seqs) < _HEAD_MIN or 2 * head > len(seqs)):
-            # Moving at most as many entries as have died keeps this cheap on average.
+            # Shifts at most as many entries as have died, so it is cheap on average.
             del seqs[:head]
             del self._heads[tag_id]
 
     def _drop(self, tag_id: int, seqs: array[int], start: int, stop: int) -> None:
-        """Forget a dead stretch [start, stop) of a list, where that is cheap for what it saves."""
+        """Drop a dead run [start, stop) of a list if that is cheap enough."""
         if start >= stop:
             return
         if start == self._heads.get(tag_id, 0):
@@ -565,7 +566,7 @@ class TagIndex:
     def _oldest(self, tag_id: int, seqs: array[int], wanted: int, is_live: IsLive) -> Seqs:
         """The first `wanted` live seqs of a list."""
         at = head = self._heads.get(tag_id, 0)
-        # Few at first: where a cap per tag takes the oldest with each write, one dead seq stands before it.
+        # Few at first: if cap_per_tag removes the oldest with each write, only one dead seq precedes it.
         size = 2 * wanted + 2
         found: list[Seqs] = []
         while wanted > 0 and at < len(seqs):
@@ -585,10 +586,10 @@ class TagIndex:
 def scan(
     index_of: Callable[[], TagIndex], match: TagMatch, after: bytes = b""
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """The matching tags greater than `after`, ascending, in pieces: each with what it cost, in about microseconds.
+    """The matching tags greater than `after`, ascending, in batches, each with its cost in microseconds.
 
-    Between two pieces anything may happen to the index, and it may become another one. What has a live record all the time is
-    found; what comes meanwhile may not be, and what goes may be found nevertheless.
+    Between two batches the index may change, or be replaced. A tag that has a live record all the time is found; one that is
+    added or removed in the meantime may or may not be.
     """
     literal = match.literal
     if literal is not None:
@@ -597,7 +598,7 @@ def scan(
         return
     index: TagIndex | None = None
     target = (0, 0)
-    last = after or None  # the empty tag is one, too
+    last = after or None  # None, as the empty tag is a tag too
     while True:
         if index is not index_of():
             index = index_of()
@@ -608,7 +609,7 @@ def scan(
         names = index._sorted.part(last, match.prefix, _BATCH)
         units = len(names) // 4
         found = names
-        if match.pattern is not None:  # while a Glob is its prefix
+        if match.pattern is not None:  # a Glob is only its prefix
             found = list(filter(match.pattern.matches, names))
             units += len(names) + sum(map(len, names)) // 16
         yield units, found
@@ -618,7 +619,7 @@ def scan(
 
 
 def _copy(seqs: array[int], start: int, stop: int) -> Seqs:
-    """A copy, because an array cannot grow while a view of it is held."""
+    """A copy, because an array cannot grow while a view of it exists."""
     return np.frombuffer(seqs, np.uint64, stop - start, 8 * start).copy()
 
 

@@ -1,14 +1,14 @@
-"""What a topic keeps of sink transactions: which batches it has, and which are on their way.
+"""Sink transactions of one topic: open transactions, and the last committed batch of each producer.
 
-    open ──▶ decided ──▶ gone, and its batch is the producer's last one
-      └────▶ gone (aborted, expired, overtaken by a later batch, its topic dropped)
+    open ──▶ decided ──▶ ended, its batch is the producer's last one
+      └────▶ ended (aborted, expired, superseded by a later batch, or the topic was dropped)
 
-Each arrow is an entry of the log, and the `note_…` methods here are what it does, live and in replay. A transaction that
-fits one entry has no second state: its records and the end of it are one entry. Of a larger one the decision is an
-entry that is synced before anything is appended, and each further entry brings records together with how many chunks of it
-are in the log by now: whoever starts again goes on behind them.
+Each arrow is a log entry; the `note_…` methods apply it, live and in replay. A transaction that fits one log entry is never
+in the decided state: its records and its end are one entry. For a larger one, the decision is an entry that is synced before
+anything is appended. Each further entry has records and the number of chunks that are now in the log; after a restart the
+commit continues from there.
 
-Of a producer the last batch is kept, which makes all before it known as well: batches are committed in rising order.
+Batches of a producer are committed in ascending order, so keeping the last one is enough to recognise all earlier ones.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from topics.engine.commands.transactions import CommitTransaction
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.transaction_file import ChunkHead, Placed, file_name
 
-LogT = TypeVar("LogT")  # the topic; it has these, so they cannot know what it is
+LogT = TypeVar("LogT")  # TopicLog, which imports this module
 
 
-# -- in the log and in snapshots ---------------------------------------------------------------------------
+# -- stored in the log and in snapshots --------------------------------------------------------------------
 
 
 class Producer(msgspec.Struct, array_like=True):
@@ -42,7 +42,7 @@ class Producer(msgspec.Struct, array_like=True):
 
 
 class Decision(msgspec.Struct, array_like=True):
-    """Nothing can undo it. `offset` of the entry in the transaction's file that says what is to be appended."""
+    """A commit decision, which is final. `offset`: of the entry in the transaction's file that lists the chunks to append."""
 
     offset: int
     chunks: int
@@ -69,7 +69,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Advanced(msgspec.Struct, frozen=True, array_like=True):
-    """Records of a transaction are in this entry. `ended`: now all of them are in the log."""
+    """Progress of a commit, in the log entry that has the records. `ended`: all of them are now in the log."""
 
     txn: int
     ended: bool
@@ -79,7 +79,7 @@ class Advanced(msgspec.Struct, frozen=True, array_like=True):
     count: int
     size_done: int
     at_ms: int
-    forgotten: list[str]  # producers that were idle for long, and make room
+    forgotten: list[str]  # idle producers, dropped to make room
 
 
 class OpenRow(msgspec.Struct, array_like=True):
@@ -88,7 +88,7 @@ class OpenRow(msgspec.Struct, array_like=True):
 
 
 class TransactionsRow(msgspec.Struct, array_like=True):
-    """In the topic's row of a snapshot."""
+    """The transactions in the topic's snapshot row."""
 
     number: int
     producers: list[Producer]
@@ -100,7 +100,7 @@ class TransactionsRow(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class StagedChunk:
-    """A chunk on its way into the file."""
+    """A chunk that waits to be written to the transaction's file."""
 
     token: object
     head: ChunkHead
@@ -113,7 +113,7 @@ class StagedChunk:
 
 @dataclass(slots=True, eq=False)
 class CommitWaiter:
-    """Somebody wants it committed, and waits for a while."""
+    """A commit request that waits for its outcome."""
 
     token: object
     command: CommitTransaction
@@ -130,20 +130,20 @@ class OpenTransaction(Generic[LogT]):
     batch: int
     ttl_ms: int
     decision: Decision | None = None
-    logged: Decision | None = None  # as far as the log has its records: from there a start goes on
+    logged: Decision | None = None  # as far as logged: where a restart continues
     is_ended: bool = False
     expires_ms: int = 0  # on the monotonic clock
-    # Of its file.
-    is_indexed: bool = True  # False: after a start, until somebody needs to know
-    chunks: dict[tuple[str, int], tuple[Placed, int]] = field(default_factory=dict)  # and the largest record
+    # Its file.
+    is_indexed: bool = True  # False after a restart, until the file is read
+    chunks: dict[tuple[str, int], tuple[Placed, int]] = field(default_factory=dict)  # with the largest record
     end: int = HEADER_BYTES
-    bytes: int = 0  # written or on the way there
-    order: list[Placed] | None = None  # what is to be appended, once that is decided
-    # Who waits.
+    bytes: int = 0  # written, or waiting to be
+    order: list[Placed] | None = None  # the chunks to append, once decided
+    # Requests.
     waiting: list[StagedChunk] = field(default_factory=list)
     writing: list[StagedChunk] = field(default_factory=list)
     commit_waiters: list[CommitWaiter] = field(default_factory=list)
-    resume_ms: int = 0  # work on it goes on then
+    resume_ms: int = 0  # when work on it is retried
 
     @property
     def name(self) -> str:
@@ -160,7 +160,7 @@ class OpenTransaction(Generic[LogT]):
 
     @property
     def reserved(self) -> int:
-        """Bytes that are decided and not in the log yet."""
+        """Bytes that are decided but not in the log yet."""
         return self.decision.size - self.decision.size_done if self.decision is not None else 0
 
     def decide(self, decision: Decision | None) -> None:
@@ -173,16 +173,18 @@ class OpenTransaction(Generic[LogT]):
 
 
 class TopicTransactions(Generic[LogT]):
-    """Of one topic, as staged: all that is written to the log."""
+    """The transactions of one topic, in the staged state."""
 
     __slots__ = ("committed", "ended", "number", "open", "producers")
 
     def __init__(self) -> None:
-        self.number = 0  # of the one that was opened last
+        self.number = 0  # of the transaction opened last
         self.producers: dict[str, Producer] = {}
         self.open: dict[int, OpenTransaction[LogT]] = {}  # by id
-        self.committed: dict[int, str] = {}  # id of each producer's last batch
-        self.ended: dict[int, OpenTransaction[LogT]] = {}  # ended, whose files are there yet; by number
+        self.committed: dict[int, str] = {}  # transaction id of each producer's last batch → producer
+        self.ended: dict[
+            int, OpenTransaction[LogT]
+        ] = {}  # ended, with a file that is not removed yet; by number
 
     @classmethod
     def restored(cls, log: LogT, row: TransactionsRow) -> TopicTransactions[LogT]:
@@ -201,7 +203,7 @@ class TopicTransactions(Generic[LogT]):
         return TransactionsRow(self.number, producers, [txn.row() for txn in self.open.values()])
 
     def replay(self, log: LogT, entry: Any) -> None:
-        """What an entry of the log says of them."""
+        """Apply a log entry."""
         match entry:
             case Opened():
                 self.note_opened(log, entry)
@@ -225,7 +227,7 @@ class TopicTransactions(Generic[LogT]):
         return txn
 
     def note_ended(self, txn_id: int) -> OpenTransaction[LogT] | None:
-        """It is over, committed or not; its file may go."""
+        """The transaction has ended, committed or not; its file may be removed."""
         txn = self.open.pop(txn_id, None)
         if txn is not None:
             txn.is_ended = True
@@ -233,7 +235,7 @@ class TopicTransactions(Generic[LogT]):
         return txn
 
     def note_advanced(self, entry: Advanced, *, is_logged: bool = True) -> list[OpenTransaction[LogT]]:
-        """Returns those that are over by it: its own, and what the same producer had begun for earlier batches."""
+        """Apply progress; returns the transactions it ends: its own, and open ones of the producer's earlier batches."""
         txn = self.open.get(entry.txn)
         if txn is None:
             return []
@@ -268,7 +270,7 @@ class TopicTransactions(Generic[LogT]):
         self.committed[transaction_id(producer.name, producer.batch)] = producer.name
 
     def evictable_producers(self, producer: str, now_ms: int) -> list[str] | None:
-        """Whom to forget so that there is room for another producer; None: all of them are busy."""
+        """Idle producers to drop to make room for this one; empty: none needed; None: all are active."""
         if producer in self.producers or len(self.producers) < TXN_PRODUCERS_MAX:
             return []
         idle = [
@@ -277,7 +279,7 @@ class TopicTransactions(Generic[LogT]):
         return idle[:TXN_PRODUCERS_FORGOTTEN_MAX] or None
 
     def is_blocked(self, txn: OpenTransaction[LogT]) -> bool:
-        """Whether another batch of its producer is being appended."""
+        """Whether another batch of the same producer is being appended."""
         return any(
             other.decision is not None and other.producer == txn.producer and other is not txn
             for other in self.open.values()
@@ -285,7 +287,7 @@ class TopicTransactions(Generic[LogT]):
 
     @property
     def reserved(self) -> tuple[int, int]:
-        """Records and bytes that are decided and not in the log yet."""
+        """Records and bytes that are decided but not in the log yet."""
         left = [txn.decision for txn in self.open.values() if txn.decision is not None]
         records = sum(decision.records - decision.count for decision in left)
         return records, sum(txn.reserved for txn in self.open.values())

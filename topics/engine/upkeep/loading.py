@@ -42,7 +42,7 @@ from topics.engine.storage.segments import (
 from topics.engine.storage.strings import StringTable
 from topics.engine.storage.transaction_file import parse_name
 from topics.engine.topic.log import Op, TopicLog
-from topics.engine.topic.merges import covered
+from topics.engine.topic.merges import is_covered
 from topics.engine.topic.tags import LOAD_STEP, LoadPart, TagIndex
 from topics.engine.upkeep.checkpoint import Checkpointer
 from topics.engine.upkeep.recovery_report import RecoveryReport
@@ -521,7 +521,7 @@ def is_known_leftover(log: TopicLog, first_seq: int, metas: list[SegmentMeta]) -
     if first_seq < log.first_seq or first_seq >= end:
         return True
     if covering is not None and first_seq < covering.first_seq + covering.rows:
-        return covered([covering], first_seq)
+        return is_covered([covering], first_seq)
     return not any(first <= first_seq <= last for first, last, _ in log.view.losses)
 
 

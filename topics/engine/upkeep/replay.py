@@ -41,7 +41,15 @@ from topics.engine.storage.wal import (
 from topics.engine.topic.consumer import Event, TopicConsumers
 from topics.engine.topic.flows import Inflow, OutflowRow, add_epoch
 from topics.engine.topic.log import Op, TopicLog
-from topics.engine.topic.merges import Input, Merged, MergedGroup, chunks_of, join_rows, retired_meta, swap_in
+from topics.engine.topic.merges import (
+    Merged,
+    MergedGroup,
+    MergeInput,
+    chunks_of,
+    join_rows,
+    retired_meta,
+    swap_chunks,
+)
 from topics.engine.upkeep.checkpoint import Checkpointer
 from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport
@@ -442,7 +450,7 @@ class Replay:
             return
         self._delete_omitted(log, chunks, rows, op)
         metas = [chunk.meta for chunk in chunks if chunk.meta is not None]
-        swap_in(log, chunks, new, join_rows(chunks, rows))
+        swap_chunks(log, chunks, new, join_rows(chunks, rows))
         for meta in metas:
             self._checkpointer.delete_later(log.id, meta)
 
@@ -473,7 +481,7 @@ class Replay:
         records into different segments.
         """
         directory = self._reader.topic_dir(log.id)
-        done: list[tuple[MergedGroup, list[Input]]] = []
+        done: list[tuple[MergedGroup, list[MergeInput]]] = []
         for group, inputs in zip(merged.groups, merged.inputs, strict=True):
             chunks = chunks_of(log, group.first_seq, group.next_seq)
             if chunks is None:
@@ -487,7 +495,7 @@ class Replay:
             if len(rows) != group.rows:
                 continue
             self._delete_omitted(log, chunks, rows, op)
-            swap_in(log, chunks, meta, join_rows(chunks, rows))
+            swap_chunks(log, chunks, meta, join_rows(chunks, rows))
             for one in inputs:
                 self._checkpointer.delete_later(log.id, retired_meta(one))
             done.append((group, inputs))

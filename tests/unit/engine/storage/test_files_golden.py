@@ -65,7 +65,7 @@ from topics.engine.storage.transaction_file import (
 from topics.engine.storage.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
 from topics.engine.topic.consumer import ConsumerRow, DeadLettersRow, Event
 from topics.engine.topic.flows import InflowRow, OutflowRow
-from topics.engine.topic.merges import FailedGroup, Input, Merged, MergedGroup, Merges
+from topics.engine.topic.merges import FailedGroup, Merged, MergedGroup, MergeInput, Merges
 from topics.engine.topic.transactions import (
     Advanced,
     Decided,
@@ -280,7 +280,7 @@ ADOPTING_SHARD_ROW = msgspec.structs.replace(
 )
 # A topic whose segments were merged, and the log entry of such a merge.
 MERGED = Merged(
-    "00b17d0922b690cb", 7, 3, 2, [MergedGroup(0, 1, 25, 4, 1479, 1285, 22)], [[Input(1, 3, 424), Input(5, 0, 424)]],
+    "00b17d0922b690cb", 7, 3, 2, [MergedGroup(0, 1, 25, 4, 1479, 1285, 22)], [[MergeInput(1, 3, 424), MergeInput(5, 0, 424)]],
     [FailedGroup(1, "seg-0000000000000019-0", "a block does not agree with its digest")],
 )  # fmt: skip
 MERGED_SNAPSHOT = "snap-0000000000000021"

@@ -30,21 +30,21 @@ from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import (
     Committed,
     FailedGroup,
-    Input,
-    Joined,
+    JoinedRows,
     Merged,
     MergedGroup,
+    MergeInput,
     chunks_of,
     join_rows,
     retired_meta,
-    swap_in,
+    swap_chunks,
 )
 from topics.engine.upkeep.checkpoint import Checkpointer
 
 CHANGED = "inputs_changed"  # prefix of the failure reason of a group whose inputs were replaced
 REPLACED = f"{CHANGED}: the topic no longer uses these segments"
 
-Prepared = dict[int, tuple[SegmentMeta, Joined]]  # by group: the new segment and its rows in memory
+Prepared = dict[int, tuple[SegmentMeta, JoinedRows]]  # by group: the new segment and its rows in memory
 
 
 class MergeCommitter:
@@ -176,14 +176,14 @@ class MergeCommitter:
         self._swap(plan, merged, prepared, is_fresh=log.flag_changes == changes)
         yield WaitSynced(0)
 
-    def _join(self, log: TopicLog, meta: SegmentMeta, chunks: list[Chunk]) -> Joined:
+    def _join(self, log: TopicLog, meta: SegmentMeta, chunks: list[Chunk]) -> JoinedRows:
         """Build the rows of the new segment for memory; runs on another thread."""
         return join_rows(chunks, sealed_rows(self._disk, self._reader.topic_dir(log.id), meta))
 
     def _merged(self, plan: ActivePlan, prepared: Prepared) -> Merged:
         log = plan.log
         groups: list[MergedGroup] = []
-        inputs: list[list[Input]] = []
+        inputs: list[list[MergeInput]] = []
         for number, (meta, _) in prepared.items():
             group = plan.groups[number]
             groups.append(
@@ -199,7 +199,7 @@ class MergeCommitter:
             )
             inputs.append(
                 [
-                    Input(one.first_seq, one.generation, one.data_bytes + one.idx_bytes + one.dict_bytes)
+                    MergeInput(one.first_seq, one.generation, one.data_bytes + one.idx_bytes + one.dict_bytes)
                     for one in group.inputs
                 ]
             )
@@ -212,7 +212,7 @@ class MergeCommitter:
         for group, inputs in zip(merged.groups, merged.inputs, strict=True):
             chunks = chunks_of(log, group.first_seq, group.next_seq)
             assert chunks is not None
-            swap_in(log, chunks, *prepared[group.group], is_fresh=is_fresh)
+            swap_chunks(log, chunks, *prepared[group.group], is_fresh=is_fresh)
             for one in inputs:
                 self._reader.close_segment(log.id, one.first_seq, one.generation)
                 checkpointer.delete_later(log.id, retired_meta(one))
