@@ -46,7 +46,7 @@ def test_a_topic_is_made_changed_and_deleted(client: Any, topic: str) -> None:
 
 
 def test_a_setting_that_nobody_knows_is_refused_before_anything_is_sent(client: Any, topic: str) -> None:
-    with pytest.raises(TypeError, match=r"no such setting: 'durabilty'; there are .*durability"):
+    with pytest.raises(TypeError, match=r"no such setting: 'durabilty'; valid ones are .*durability"):
         client.create_topic(topic, durabilty="fsync")
     with pytest.raises(errors.TopicNotFound):
         client.get_topic(topic)
@@ -239,7 +239,7 @@ def test_deleting(client: Any, topic: str) -> None:
     with pytest.raises(errors.InvalidRequest):
         client.delete(topic, subject=5)
     for wrong in ({"subject": b"eu.>"}, {"match": b"eu.tea"}):
-        with pytest.raises(TypeError, match="is text"):
+        with pytest.raises(TypeError, match="must be a str"):
             client.delete(topic, **wrong)
     assert client.delete(topic, before_seq=14, subject="*.*").deleted == 2
     assert client.purge(topic, keep=1).count == 1
@@ -296,7 +296,7 @@ def test_address_and_key_come_from_the_environment(
 
 def test_an_address_that_is_none_is_refused_at_once(connect: Any) -> None:
     for url in ("ftp://host", "http://", "http://host/?q=1"):
-        with pytest.raises(ValueError, match="no address"):
+        with pytest.raises(ValueError, match="is not the URL"):
             connect(url)
     with pytest.raises(ValueError, match="token"):
         connect("http://host", token="a\nb")

@@ -98,7 +98,7 @@ def test_a_topic_that_does_not_exist_and_nothing_to_follow(client: Any, topic: s
         next(client.tail(topic))
     with pytest.raises(errors.TopicNotFound):
         next(client.tail(topic, cursors={topic: 3}))
-    with pytest.raises(ValueError, match="name a topic"):
+    with pytest.raises(ValueError, match="give a topic"):
         client.tail()
 
 

@@ -52,9 +52,9 @@ def test_bytes_and_values_may_be_mixed(client: Any, topic: str) -> None:
 
 
 def test_a_record_is_no_data(client: Any, topic: str) -> None:
-    with client.producer(topic) as producer, pytest.raises(TypeError, match="give its fields"):
+    with client.producer(topic) as producer, pytest.raises(TypeError, match="pass its fields"):
         producer.send(NewRecord(1, tag="a"))
-    with pytest.raises(TypeError, match="give its fields"):
+    with pytest.raises(TypeError, match="pass its fields"):
         client.write(topic, NewRecord(1, tag="a"))
     client.write_many(topic, [NewRecord(1, tag="a")])
     assert data(client, topic) == [1]

@@ -288,7 +288,7 @@ class StoppingQueue(queue.SimpleQueue[None]):
 
 
 @pytest.mark.parametrize("kind", ["threads"], indirect=True)
-def test_a_stop_is_not_lost_among_other_news(client: Any, jobs: str) -> None:
+def test_a_stop_is_not_lost_among_other_wakeups(client: Any, jobs: str) -> None:
     client.write_many(jobs, range(1))
     begun, end = threading.Event(), threading.Event()
 
@@ -297,8 +297,8 @@ def test_a_stop_is_not_lost_among_other_news(client: Any, jobs: str) -> None:
         end.wait(60)
 
     worker = client.worker(jobs, handler, concurrency=1, poll_ms=100, grace_s=0.05)
-    worker._news = StoppingQueue()
-    worker._news.worker, worker._news.begun = worker, begun
+    worker._wakeups = StoppingQueue()
+    worker._wakeups.worker, worker._wakeups.begun = worker, begun
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:

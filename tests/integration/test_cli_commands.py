@@ -134,7 +134,7 @@ def test_a_wrong_line_ends_it_and_those_before_are_written(cli: Cli, topic: str)
 
 def test_a_refused_line_is_told_and_left_out(cli: Cli, topic: str) -> None:
     assert cli("topic", "create", topic, "--set", "max_record_byte=100") == 2
-    assert "no such setting: 'max_record_byte'; there are" in cli.err
+    assert "no such setting: 'max_record_byte'; valid ones are" in cli.err
     assert cli("topic", "create", topic, "--set", "max_record_bytes=100") == 0
     assert cli("pub", topic, stdin=f'1\n"{"x" * 500}"\n3\n') == 1
     assert "line 2: " in cli.err
@@ -537,7 +537,7 @@ def test_a_server_that_is_away_is_told_before_the_end(cli: Cli, topic: str) -> N
             first, *rest = process.communicate(timeout=60)[1].decode().splitlines()
             assert process.returncode == 3
         assert first.startswith(f"topics {command[0]}: cannot reach http://127.0.0.1:1: ")
-        assert first.endswith("trying again for 1 s")
+        assert first.endswith("retrying for 1 s")
         assert len(rest) == 1
 
 

@@ -109,7 +109,7 @@ def test_gaps_and_deleted_topics(shared_server: Server, topic: str) -> None:
     shared_server.put(f"/v0/topics/{topic}", {"cap_records": 2})
     shared_server.write(topic, 1, 2, 3, 4)
     with tailing(shared_server, topic, "--all") as tail:
-        assert tail.told() == f"{topic}: records 1 to 2 are gone (from_seq_too_old)"
+        assert tail.told() == f"{topic}: records 1 to 2 are lost (from_seq_too_old)"
         assert tail.take(2) == rows(topic, 3, 3, 4)
         shared_server.delete(f"/v0/topics/{topic}")
         assert tail.told() == f"{topic} was deleted"

@@ -26,8 +26,8 @@ from topics.cli.client_errors import command_error
 from topics.cli.errors import FAILED, OK, UNREACHABLE, CommandError
 from topics.cli.tail import follow
 from topics.client import Client, ClientError, Record, Retries
+from topics.client.answers import RawRecord
 from topics.client.patterns import is_pattern
-from topics.client.raw import RawRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 SOON = b"retry: 1\n\n"
@@ -184,9 +184,9 @@ def test_gaps_and_deleted_topics_are_told() -> None:
     with serving(made(t=0), Answer(body=stream)) as server:
         run = Run(server)
     assert run.told == [
-        "t: records 1 to 4 are gone (cap)",
-        "t: record 6 is gone (crash)",
-        "t was deleted and created again; from its beginning",
+        "t: records 1 to 4 are lost (cap)",
+        "t: record 6 is lost (crash)",
+        "t was deleted and created again; reading from its beginning",
         "t was deleted",
     ]
     assert (run.code, run.reason) == (FAILED, "all topics were deleted")
@@ -270,8 +270,8 @@ def test_a_session_that_is_gone_while_it_streams() -> None:
         (refusal(404, "topic_not_found", "topic 't' does not exist"), "topic 't' does not exist"),
         (refusal(401, "unauthorized", "send a key"), "send a key"),
         (refusal(429, "throttled", "too many"), "too many"),
-        (Answer(200, b"hello"), "{url} does not answer like a topics server"),
-        (Answer(418, b"<html>"), "{url} does not answer like a topics server: it answers 418"),
+        (Answer(200, b"hello"), "{url} does not respond like a topics server"),
+        (Answer(418, b"<html>"), "{url} does not respond like a topics server: status 418"),
     ],
 )
 def test_a_refusal_ends_it(answer: Answer, told: str) -> None:

@@ -1,7 +1,7 @@
-"""The Python client: `Client` for threads, `AsyncClient` for asyncio, the same calls.
+"""The Python client: `Client` for threads, `AsyncClient` for asyncio, with the same calls.
 
-Everything that decides is in flows that know no socket (`flows`, `calls`, `streams`, `watching` …); `blocking` and
-`asynchronous` do what they want done.
+All logic is in generators without I/O (`flows`, `calls`, `streams`, `watch_streams` …), which `blocking` and
+`asynchronous` drive.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from topics.client.errors import Disconnected as Disconnected
 from topics.client.errors import RecordsLost as RecordsLost
 from topics.client.flows import Retries as Retries
 from topics.client.queue_calls import leased as leased
+from topics.client.record_encoding import NewRecord as NewRecord
 from topics.client.settings import Timeouts as Timeouts
-from topics.client.writing import NewRecord as NewRecord
 
 if TYPE_CHECKING:
     from topics.client.asynchronous import AsyncClient as AsyncClient
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from topics.client.worker_core import GiveUp as GiveUp
     from topics.client.worker_core import RetryLater as RetryLater
 
-# Loaded when they are asked for: a command that makes one call does not wait for aiohttp.
-_LATER = {
+# Imported on first use: a command that makes one call should not wait for aiohttp.
+_LAZY = {
     "AsyncClient": "topics.client.asynchronous",
     "AsyncItems": "topics.client.asynchronous",
     "AsyncProducer": "topics.client.producer",
@@ -52,12 +52,12 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
+    if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LATER[name]), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module 'topics.client' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_LATER])
+    return sorted([*globals(), *_LAZY])

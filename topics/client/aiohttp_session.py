@@ -1,4 +1,4 @@
-"""Requests over sockets, for a loop: aiohttp with all of its own decisions switched off."""
+"""HTTP transport for asyncio: aiohttp without its own retries, redirects, cookies and limits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from topics.client.settings import Settings
 
 
 class AiohttpSession:
-    """Belongs to the loop in which it is first used."""
+    """An aiohttp session, bound to the event loop that first uses it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
-        # Weakly: who breaks out of a loop over a stream and forgets it has closed it.
+        # Weak references: a stream that is no longer referenced counts as closed.
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._is_closed = False
 
@@ -55,7 +55,7 @@ class AiohttpSession:
             chunks.append(chunk)
             size += len(chunk)
             if size > ANSWER_BYTES_MAX:
-                raise BadAnswer(self._settings.address.url, "its answer has no end", "unknown")
+                raise BadAnswer(self._settings.address.url, "the response is too large", "unknown")
         return b"".join(chunks)
 
     def forget(self, stream: Stream) -> None:
@@ -74,10 +74,10 @@ class AiohttpSession:
         if self._is_closed:
             raise RuntimeError("this client is closed")
         if self._session is None:
-            self._session = self._begin()
+            self._session = self._create()
         return self._session.request(
             request.method,
-            # Paths are encoded already: yarl would decode what needs no escape, such as a dot of `..`.
+            # Paths are already encoded. yarl would decode unreserved characters such as the dots of `..`.
             URL(self._settings.address.url + request.path, encoded=True),
             data=request.body,
             headers=request.headers,
@@ -85,10 +85,10 @@ class AiohttpSession:
             allow_redirects=False,
         )
 
-    def _begin(self) -> aiohttp.ClientSession:
+    def _create(self) -> aiohttp.ClientSession:
         context: ssl.SSLContext | bool = self._settings.ssl_context or True
         return aiohttp.ClientSession(
-            # As many connections as there are calls and streams at a time: a limit would let streams starve calls.
+            # No connection limit: long-lived streams would starve calls.
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_MAX_S, ssl=context),
             headers={"Accept": "*/*", "Accept-Encoding": "identity", **self._settings.headers},
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -102,11 +102,11 @@ class AiohttpSession:
             case aiohttp.ClientConnectorCertificateError():
                 return BadAnswer(url, f"its certificate is not trusted: {error.certificate_error}")
             case aiohttp.ConnectionTimeoutError():
-                return TimedOut(url, "it does not answer in time", "none")
+                return TimedOut(url, "connecting timed out", "none")
             case aiohttp.ClientConnectorError():
                 return Disconnected(url, reason_of(error.os_error), "none")
             case TimeoutError():
-                return TimedOut(url, "it does not answer in time", outcome)
+                return TimedOut(url, "no response in time", outcome)
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
                 return Disconnected(url, "the connection broke", outcome)
             case _:
@@ -114,14 +114,14 @@ class AiohttpSession:
 
 
 class Stream:
-    """The bytes of an answer without an end."""
+    """The body of a streaming response."""
 
     def __init__(self, session: AiohttpSession, response: aiohttp.ClientResponse) -> None:
         self._session, self._response = session, response
         self._loop = asyncio.get_running_loop()
 
     def __del__(self) -> None:
-        # aiohttp leaves a forgotten response open. The collector may run in any thread.
+        # aiohttp does not close unreferenced responses. Garbage collection may run in any thread.
         if not self._response.closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._response.close)
 

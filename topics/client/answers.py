@@ -1,6 +1,6 @@
-"""What the server says, as types. Fields that a later server adds are ignored; those it may leave out have defaults.
+"""Types of the server's responses. Unknown fields are ignored; fields that the server may omit have defaults.
 
-What these have to contain is kept true by a test against the types that the OpenAPI document is made of.
+A test compares them with the types that the OpenAPI document is generated from.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 T = TypeVar("T")
 Performance = dict[str, Any]
@@ -25,11 +25,11 @@ def as_datetime(ms: int) -> datetime.datetime:
 
 
 class Record(Struct, kw_only=True):
-    """A record as it is read. `data` is the JSON value that was written, or the bytes."""
+    """A record. `data` is the JSON value that was written, or the bytes."""
 
     topic: str = ""
     seq: int = field(name="$seq")
-    ts: int = field(name="$ts")  # when it was written, ms since the epoch
+    ts: int = field(name="$ts")  # time of the write, ms since the epoch
     data: Any = None
     tag: str | None = field(name="$tag", default=None)
     node: str | None = field(name="$node", default=None)
@@ -42,12 +42,12 @@ class Record(Struct, kw_only=True):
         return as_datetime(self.ts)
 
     def to(self, kind: type[T]) -> T:
-        """`data` as this type: a dataclass, a msgspec Struct, a TypedDict … msgspec.ValidationError if it is none."""
+        """Convert `data` to a dataclass, msgspec Struct, TypedDict … Raises msgspec.ValidationError if it does not fit."""
         return msgspec.convert(self.data, kind)
 
 
 class Tombstone(Struct, kw_only=True):
-    """Seqs that are gone although nobody deleted them; both ends belong to the range."""
+    """A range of seqs that a reader has lost without a delete; both ends are inclusive."""
 
     topic: str = ""
     consumer: str | None = None
@@ -61,27 +61,27 @@ class Tombstone(Struct, kw_only=True):
 
     @property
     def is_new_topic(self) -> bool:
-        """The topic was deleted and made again: it is read from its beginning."""
+        """The topic was deleted and created again: reading continues at its beginning."""
         return self.reason == "recreated"
 
     def cursor_after(self, cursor: int) -> int:
-        """Where a reader that was at `cursor` goes on. Where records before it are gone, others may have their seqs now."""
+        """Where a reader at `cursor` continues. If seqs before it were lost, new records may have reused them."""
         return self.gap_from - 1 if self.is_new_topic or self.gap_from <= cursor else self.gap_to
 
     @property
     def text(self) -> str:
         if self.is_new_topic:
-            return f"{self.topic} was deleted and created again; from its beginning"
-        some = (
+            return f"{self.topic} was deleted and created again; reading from its beginning"
+        lost = (
             f"record {self.gap_from} is"
             if self.gap_from == self.gap_to
             else f"records {self.gap_from} to {self.gap_to} are"
         )
-        return f"{self.topic}: {some} gone ({self.reason})"
+        return f"{self.topic}: {lost} lost ({self.reason})"
 
 
 class Page(Struct, kw_only=True):
-    """One read. Go on with `next_from_seq`."""
+    """The result of one read. Continue with `next_from_seq`."""
 
     topic: str
     records: list[Record]
@@ -91,7 +91,7 @@ class Page(Struct, kw_only=True):
     caught_up: bool
     lag: int = 0
     tombstone: Tombstone | None = None
-    epoch: str = ""  # send it with the next read, so that a topic that was created again is noticed
+    epoch: str = ""  # pass it to the next read, which then detects that the topic was created again
     performance: Performance = {}
 
 
@@ -104,7 +104,7 @@ class LastRecords(Struct, kw_only=True):
 
 
 class Written(Struct, kw_only=True):
-    """What a write got. `deduped`: its key was known, so this is what the first attempt got."""
+    """The result of a write. `deduped`: the idempotency key was known; this is the result of the first attempt."""
 
     topic: str
     first_seq: int
@@ -129,7 +129,7 @@ class Deleted(Struct, kw_only=True):
 
 
 class DeletedRange(Struct, kw_only=True):
-    """Deleted seqs; both ends belong to the range."""
+    """A range of deleted seqs; both ends are inclusive."""
 
     first_seq: int
     last_seq: int
@@ -161,7 +161,7 @@ class TagList(Struct, kw_only=True):
 
 
 class TopicOptions(TypedDict, total=False):
-    """A topic's configuration, as it is asked for. What is left out has its default."""
+    """Settings of a topic in a request. Omitted ones have their defaults."""
 
     type: Literal["log", "queue"]
     ttl_ms: int
@@ -186,7 +186,7 @@ class TopicOptions(TypedDict, total=False):
 
 
 class TopicConfig(Struct, kw_only=True):
-    """A topic's configuration as it is in force."""
+    """Settings of a topic in a response."""
 
     type: str = "log"
     ttl_ms: int = 0
@@ -250,7 +250,7 @@ class TopicRow(Struct, kw_only=True):
     effective_priority: int = 0
     type: str = "log"
     durability: str = ""
-    ready: int | None = None  # queues only: jobs that may be claimed now
+    ready: int | None = None  # queues only: jobs ready to be claimed
 
 
 class TopicList(Struct, kw_only=True):
@@ -270,10 +270,10 @@ class TopicDeleted(Struct, kw_only=True):
 
 
 class Job(Record, kw_only=True):
-    """A record that was handed out, under a lease unless its consumer needs no acks."""
+    """A delivered record, leased unless its consumer needs no acks."""
 
     consumer: str | None = None
-    holder: str = ""  # the node that has the lease
+    holder: str = ""  # the node that holds the lease
     deliveries: int = 1
     lease_id: str = ""
     deadline: int | None = None
@@ -281,7 +281,7 @@ class Job(Record, kw_only=True):
 
 
 class Claimed(Struct, kw_only=True):
-    """Jobs in the order of their seqs; none is normal. Iterating goes over the jobs."""
+    """Claimed jobs in the order of their seqs, possibly none. Iterable."""
 
     topic: str
     jobs: list[Job] = field(name="claimed")
@@ -299,17 +299,17 @@ class Claimed(Struct, kw_only=True):
 
 
 class Settled(Struct, kw_only=True):
-    """Of an ack, nack, extend or term: `done` so many. `skipped`: not leased to this node any more, or settled before."""
+    """The result of ack, nack, extend or term."""
 
-    done: int = 0
-    skipped: list[int] = []
-    deadlines: dict[int, int] = {}  # of extend, by seq
+    done: int = 0  # number of jobs
+    skipped: list[int] = []  # seqs already settled, or no longer leased to this node
+    deadlines: dict[int, int] = {}  # extend only, by seq
     ready: int = 0
     in_flight: int = 0
 
 
 class SettledPart(Struct, kw_only=True):
-    """The answer to one request of a `Settled`."""
+    """The response to one request; a `Settled` may take several."""
 
     topic: str
     skipped: list[int]
@@ -325,7 +325,7 @@ class SettledPart(Struct, kw_only=True):
 
 
 class ConsumerOptions(TypedDict, total=False):
-    """A consumer's configuration, as it is asked for. What is left out has its default."""
+    """Settings of a consumer in a request. Omitted ones have their defaults."""
 
     ack: Literal["none", "all", "explicit"]
     ack_wait_ms: int
@@ -357,7 +357,7 @@ class ConsumerConfig(Struct, kw_only=True):
 
 
 class Consumer(Struct, kw_only=True):
-    """A consumer: its configuration, where it is, and what is in hand."""
+    """Configuration and state of a consumer."""
 
     topic: str
     consumer: str
@@ -380,7 +380,7 @@ class Consumer(Struct, kw_only=True):
     stalled: bool
     paused_until_ts: int | None = None
     tombstone: Tombstone | None = None
-    created: bool = False  # of create_consumer
+    created: bool = False  # create_consumer only
     performance: Performance = {}
 
 
@@ -421,7 +421,7 @@ class Router(Struct, kw_only=True):
     preserve_tag: bool = True
     filter: Any = None
     allow_cycle: bool = False
-    created: bool = False  # of create_router
+    created: bool = False  # create_router only
     forwarded_total: int = 0
     performance: Performance = {}
 
@@ -450,7 +450,7 @@ class RouterDeleted(Struct, kw_only=True):
 
 
 class Transaction(Struct, kw_only=True):
-    """Where a batch is. Seqs and count are None unless it is the last one that its producer has committed."""
+    """State of a batch. Seqs and count are set only for the producer's last committed batch."""
 
     topic: str
     txn: str
@@ -458,7 +458,7 @@ class Transaction(Struct, kw_only=True):
     first_seq: int | None = None
     last_seq: int | None = None
     count: int | None = None
-    progress: float | None = None  # 0 to 1, while it is committing
+    progress: float | None = None  # 0 to 1 during the commit
     performance: Performance = {}
 
 
@@ -467,7 +467,7 @@ class ChunkStaged(Struct, kw_only=True):
     part: str
     chunk: int
     records: int
-    repeated: bool  # it was there already, and stays as it was
+    repeated: bool  # it had been staged before and was not replaced
     performance: Performance = {}
 
 
@@ -497,7 +497,7 @@ class WatchMade(Struct, kw_only=True):
 
 
 class Records(Struct, kw_only=True):
-    """An event of a watch: records of one topic. The cursor was at `from_seq`, and is at `to_seq` now."""
+    """Event of a watch: records of one topic. They move the cursor from `from_seq` to `to_seq`."""
 
     topic: str
     records: list[Record]
@@ -508,30 +508,30 @@ class Records(Struct, kw_only=True):
 
 
 class CaughtUp(Struct, kw_only=True):
-    """An event of a watch: there is no more of this topic for now."""
+    """Event of a watch: all records of this topic so far have been delivered."""
 
     topic: str
     head_seq: int
 
 
 class TopicEnded(Struct, kw_only=True):
-    """An event of a watch: the topic was deleted."""
+    """Event of a watch: the topic was deleted."""
 
     topic: str
 
 
 class Interrupted(Struct, kw_only=True):
-    """An event of a watch: it does not follow just now, and tries to again."""
+    """Event of a watch: the connection was lost; the client tries to reconnect."""
 
     reason: str
 
 
 class Resumed(Struct, kw_only=True):
-    """An event of a watch: it follows again, from where it was."""
+    """Event of a watch: reconnected, and continuing where it stopped."""
 
 
 class Notice(Struct, kw_only=True):
-    """An event of a watch: what the server wants people to know, such as topics that it cannot follow besides."""
+    """Event of a watch: a warning of the server, for example that it cannot follow any more topics."""
 
     code: int | str
     message: str = ""
@@ -552,9 +552,51 @@ class Readiness(Struct, kw_only=True):
     topics: int = 0
 
 
-def own(topic: str, records: list[Any]) -> None:
-    """Tell records whose they are, and make bytes of what was written as bytes."""
+def fill_in(topic: str, records: list[Any]) -> None:
+    """Fill in the topic of decoded records, and decode binary data."""
     for record in records:
         record.topic = topic
         if record.encoding == "base64" and isinstance(record.data, str):
             record.data = binascii.a2b_base64(record.data)
+
+
+# -- undecoded data ----------------------------------------------------------------------------------------
+
+# With `Client(raw=True)` the data of records stays the JSON text that the server sent. Binary data stays base64 text,
+# as `encoding` says.
+
+NO_DATA = Raw(b"null")
+
+
+class RawRecord(Record, kw_only=True):
+    data: Raw = NO_DATA
+
+
+class RawJob(Job, kw_only=True):
+    data: Raw = NO_DATA
+
+
+# Lists are invariant, but these are only filled by the decoder and read.
+class RawPage(Page, kw_only=True):
+    records: list[RawRecord]  # type: ignore[assignment]
+
+
+class RawLastRecords(LastRecords, kw_only=True):
+    records: list[RawRecord]  # type: ignore[assignment]
+
+
+class RawRecords(Records, kw_only=True):
+    records: list[RawRecord]  # type: ignore[assignment]
+
+
+class RawClaimed(Claimed, kw_only=True):
+    jobs: list[RawJob] = field(name="claimed")  # type: ignore[assignment]
+
+
+RAW_TYPES: dict[Any, Any] = {
+    Job: RawJob,
+    Page: RawPage,
+    LastRecords: RawLastRecords,
+    Records: RawRecords,
+    Claimed: RawClaimed,
+}

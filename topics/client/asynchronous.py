@@ -1,4 +1,4 @@
-"""The client for asyncio: the twin of `blocking`, call by call."""
+"""The asyncio client; it has the same calls as `blocking`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from topics.client import calls, job_streams, queue_calls, router_calls, transaction_calls, watching
+from topics.client import calls, job_streams, queue_calls, router_calls, transaction_calls, watch_streams
 from topics.client.aiohttp_session import AiohttpSession
 from topics.client.batching import Batching
 from topics.client.errors import ClientError
-from topics.client.flows import Close, Core, Effect, Flow, Open, Read, Retries, Send, Sleep
+from topics.client.flows import (
+    Close,
+    Core,
+    Effect,
+    Flow,
+    Open,
+    Read,
+    Retries,
+    Send,
+    Sleep,
+    copy_signature,
+)
 from topics.client.producer import AsyncProducer
-from topics.client.settings import Timeouts, settle
+from topics.client.settings import Timeouts, make_settings
 from topics.client.sources import Source
-from topics.client.twins import present
 from topics.client.worker import AsyncHandler, AsyncWorker
 from topics.client.worker_core import BACKOFF, WorkerOptions
 
@@ -26,7 +36,7 @@ T = TypeVar("T")
 
 
 class AsyncItems(Generic[T]):
-    """What a call brings one after the other. It can be asked again after an exception."""
+    """Iterator over the items of a call. It remains usable after an exception."""
 
     def __init__(self, client: AsyncClient, source: Source[T]) -> None:
         self._client, self._source = client, source
@@ -46,16 +56,16 @@ class AsyncItems(Generic[T]):
 
     @property
     def cursors(self) -> dict[str, int]:
-        """By topic, the seq behind which to go on later: `tail(…, cursors=…)`. Past what was handed out, not further."""
+        """By topic, the seq of the last item returned, to resume later with `tail(…, cursors=…)`."""
         return self._source.cursors
 
     @property
     def epochs(self) -> dict[str, str]:
-        """By topic, the epoch of its cursor: `tail(…, cursors=…, epochs=…)`. So a topic that was created again meanwhile is noticed."""
+        """By topic, the epoch of its cursor: `tail(…, cursors=…, epochs=…)` detects topics that were created again."""
         return self._source.epochs
 
     async def close(self) -> None:
-        """Ends a stream."""
+        """Close the stream."""
         self._has_more = False
         await self._client.run(self._source.close())
 
@@ -75,7 +85,7 @@ def _call(
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.run(build(self._core, *args, **kwargs))
 
-    present(method, build, "{}")
+    copy_signature(method, build, "{}")
     return method
 
 
@@ -85,15 +95,15 @@ def _items(
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncItems[T]:
         return AsyncItems(self, build(self._core, *args, **kwargs))
 
-    present(method, build, "AsyncItems[{}]")
+    copy_signature(method, build, "AsyncItems[{}]")
     return method
 
 
 class AsyncClient:
-    """A topics server, for the tasks of one loop. Without an address it is TOPICS_URL, or http://127.0.0.1:4000.
+    """Client for asyncio, bound to one event loop. The default URL is TOPICS_URL, or http://127.0.0.1:4000.
 
-    With `raw` the data of records stays JSON text (`msgspec.Raw`), and is handed on as it is.
-    `now`, `sleep` and `chance` stand in for clock and randomness in tests.
+    With `raw=True`, the data of records is left undecoded (`msgspec.Raw`).
+    `now`, `sleep` and `chance` replace the clock and randomness in tests.
     """
 
     def __init__(
@@ -110,7 +120,7 @@ class AsyncClient:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: random.Random | None = None,
     ) -> None:
-        settings = settle(url, token, node, timeouts, retries, ssl_context, now, chance, raw=raw)
+        settings = make_settings(url, token, node, timeouts, retries, ssl_context, now, chance, raw=raw)
         self._core = settings.core
         self._session = AiohttpSession(settings)
         self._sleep = sleep
@@ -121,11 +131,11 @@ class AsyncClient:
 
     @property
     def node(self) -> str:
-        """Who this client is: the holder of its leases."""
+        """The name of this client as a lease holder."""
         return self._core.node
 
     async def close(self) -> None:
-        """Close all connections. Whoever reads from a stream gets a RuntimeError."""
+        """Close all connections. Reads of open streams raise RuntimeError."""
         await self._session.close()
 
     async def __aenter__(self) -> Self:
@@ -137,7 +147,7 @@ class AsyncClient:
         await self.close()
 
     async def run(self, flow: Flow[T]) -> T:
-        """Do what a flow wants until it has its result."""
+        """Drive a flow to its result."""
         try:
             effect = next(flow)
             while True:
@@ -183,8 +193,8 @@ class AsyncClient:
     deleted_ranges = _items(calls.deleted_ranges)
     purge = _call(calls.purge)
 
-    tail = _items(watching.tail)
-    watch = _items(watching.watch)
+    tail = _items(watch_streams.tail)
+    watch = _items(watch_streams.watch)
 
     claim = _call(queue_calls.claim)
     fetch = _call(queue_calls.fetch)
@@ -230,7 +240,7 @@ class AsyncClient:
         deliver_for_s: float = 60.0,
         send_timeout_s: float = 120.0,
     ) -> AsyncProducer:
-        """Gather records of a topic and write them in batches, in order and without duplicates. Close it, or use `with`."""
+        """Create a producer, which writes records in batches, in order and without duplicates. Close it, or use `with`."""
         options = Batching(linger_ms, max_batch_bytes, max_buffer_bytes, deliver_for_s, send_timeout_s)
         return AsyncProducer(self, topic, options)
 
@@ -246,6 +256,6 @@ class AsyncClient:
         backoff: Retries | None = None,
         grace_s: float = 25.0,
     ) -> AsyncWorker:
-        """A worker of a queue, or of a consumer: `run` it. A handler that returns has done its job; one that raises gets it again later."""
+        """Create a worker for a queue or a consumer; call its `run`. When the handler returns, the job is acked; when it raises, the job is retried."""
         options = WorkerOptions(concurrency, lease_ms, poll_ms, backoff or BACKOFF, grace_s)
         return AsyncWorker(self, topic, handler, consumer, options)

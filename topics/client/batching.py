@@ -1,10 +1,10 @@
-"""How a producer gathers records, and how a batch is written once and in its place.
+"""Batching of records for a producer, and delivery of a batch, in order and exactly once.
 
-    send ──► open batch ── full, or as old as `linger`, or flushed ──► waiting ──► on its way, one at a time ──► settled
+    send ──► open batch ── full, `linger_ms` old, or flushed ──► queued ──► in flight, one at a time ──► settled
 
-One batch of a producer is on its way at a time, so the order of `send` is the order in the topic, whatever is
-repeated. The batch's key stays the same over attempts. What is on its way takes time, and meanwhile the next batch
-grows: the slower the server, the larger the batches.
+A producer has one batch in flight at a time, so records are in the topic in the order of `send`, even after retries.
+All attempts of a batch use the same idempotency key. While a batch is in flight the next one grows: the slower the
+server, the larger the batches.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ from topics.client.errors import (
     RecordTooLarge,
 )
 from topics.client.flows import JSON, Core, Flow, Repeat, Request
+from topics.client.record_encoding import NewRecord, body_of, encode, is_bytes
 from topics.client.tracing import traced_meta
-from topics.client.writing import NewRecord, body_of, encode, is_bytes
 
-BATCH_RECORDS_MAX = 10_000  # of one write
+BATCH_RECORDS_MAX = 10_000  # per write
 FAILURES_KEPT = 10
-_MAY_BE_ONE_RECORD = (InvalidRequest, RecordTooLarge, BatchTooLarge, PayloadTooLarge)
+_CAUSED_BY_A_RECORD = (InvalidRequest, RecordTooLarge, BatchTooLarge, PayloadTooLarge)
 
-S = TypeVar("S")  # what a shell waits on
+S = TypeVar("S")  # the event type that callers wait on
 Result = int | Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a producer gathers, and for how long it tries from `send` on. `deliver_for_s` must be below the topic's `idempotency_window_ms`: a repeat after that would be written again."""
+    """Options of a producer.
+
+    `deliver_for_s`, the time from `send` until it gives up, must be less than the topic's `idempotency_window_ms`: a
+    retry after that would be written twice.
+    """
 
     linger_ms: float = 5.0
     max_batch_bytes: int = 1 << 20
@@ -48,16 +52,16 @@ class Batching:
 
     def __post_init__(self) -> None:
         if self.max_batch_bytes < 1 or self.max_buffer_bytes < self.max_batch_bytes:
-            raise ValueError("max_batch_bytes is at least 1, and at most max_buffer_bytes")
+            raise ValueError("max_batch_bytes must be at least 1 and at most max_buffer_bytes")
 
 
 @dataclass(slots=True, eq=False)
 class Batch(Generic[S]):
-    """Records that are written together. `settled` is what those wait on who want to know."""
+    """Records that are written together. `settled` is set when the results are known."""
 
     settled: S
     is_bytes: bool
-    born_at: float
+    created_at: float
     due_at: float
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -72,19 +76,19 @@ class Batch(Generic[S]):
 
 
 class Batcher(Generic[S]):
-    """What waits to be written. Not thread-safe, and it waits for nothing: a shell does."""
+    """The unsent batches of a producer. Not thread-safe, and never blocks: the producers do both."""
 
     def __init__(self, topic: str, options: Batching) -> None:
         self.topic, self.options = topic, options
         self._batches: deque[Batch[S]] = deque()
-        self._buffered = 0  # bytes, those on their way included
+        self._buffered = 0  # bytes, including the batch in flight
         self.added = 0
         self.settled = 0  # in the order in which they were added
         self._failed = 0
         self._failures: list[Exception] = []
 
     def has_room(self, size: int) -> bool:
-        """A record that is larger than the whole buffer goes when there is nothing else."""
+        """A record larger than the whole buffer is accepted when the buffer is empty."""
         return not self._buffered or self._buffered + size <= self.options.max_buffer_bytes
 
     def needs_batch(self, part: bytes, *, is_bytes: bool) -> bool:
@@ -100,11 +104,11 @@ class Batcher(Generic[S]):
 
     def begin(self, settled: S, now: float, *, is_bytes: bool) -> None:
         if self._batches:
-            self._batches[-1].due_at = now  # nothing can join it any more
+            self._batches[-1].due_at = now  # nothing can be added to it any more
         self._batches.append(Batch(settled, is_bytes, now, now + self.options.linger_ms / 1000))
 
     def add(self, part: bytes) -> tuple[Batch[S], int]:
-        """To the last batch; it and the place in it."""
+        """Add to the last batch; return it and the index in it."""
         batch = self._batches[-1]
         batch.parts.append(part)
         batch.size += len(part)
@@ -114,13 +118,13 @@ class Batcher(Generic[S]):
             batch.due_at = 0.0
         return batch, len(batch.parts) - 1
 
-    def hurry(self) -> None:
-        """What waits is due now."""
+    def flush(self) -> None:
+        """Make all batches due now."""
         for batch in self._batches:
             batch.due_at = 0.0
 
     def due_at(self) -> float | None:
-        """When the next batch is to be written. None: there is none."""
+        """When the next batch is due. None: there is none."""
         return self._batches[0].due_at if self._batches else None
 
     def take(self) -> Batch[S]:
@@ -138,7 +142,7 @@ class Batcher(Generic[S]):
         batch.parts = []
 
     def failure(self) -> ProducerFailed | None:
-        """What failed since this was last asked."""
+        """The failures since the last call."""
         if not self._failed:
             return None
         error = ProducerFailed(self.topic, self._failed, self._failures)
@@ -147,7 +151,7 @@ class Batcher(Generic[S]):
 
 
 def part_of(data: Any, tag: str | None, node: str | None, meta: Any, ttl_ms: int) -> tuple[bytes, bool]:
-    """A record as it will be sent. Now, and not when its turn comes: what is wrong with it is told to whoever sends it."""
+    """Encode a record, and whether it is of bytes. Done in `send`, so that its caller gets the errors."""
     record = NewRecord(data, tag=tag, node=node, meta=meta, ttl_ms=ttl_ms)
     if is_bytes(record):
         return encode(record), True
@@ -156,11 +160,11 @@ def part_of(data: Any, tag: str | None, node: str | None, meta: Any, ttl_ms: int
 
 
 def deliver(core: Core, topic: str, options: Batching, batch: Batch[S]) -> Flow[list[Result]]:
-    """Write a batch: by record its seq, or why it has none."""
-    # What waited long is not tried as long again: when the server is away for good, all fail at about the same time.
-    left_s = batch.born_at + options.deliver_for_s - core.now()
+    """Write a batch; return each record's seq or error."""
+    # Time spent in the queue counts: while the server is down, all batches fail at about the same time.
+    left_s = batch.created_at + options.deliver_for_s - core.now()
     retries = dataclasses.replace(core.retries, for_s=max(0.0, left_s))
-    # Records have the trace of whoever sent them; what is current here is none of theirs.
+    # Records carry the trace context of `send`; the span that is current here is unrelated.
     return _deliver(dataclasses.replace(core, retries=retries, traceparent=str), topic, batch.parts)
 
 
@@ -170,11 +174,11 @@ def _deliver(core: Core, topic: str, parts: list[bytes]) -> Flow[list[Result]]:
     try:
         written = yield from core.call(request, Written, Repeat.SAFE)
     except ClientError as error:
-        if len(parts) == 1 or not isinstance(error, _MAY_BE_ONE_RECORD) or error.outcome == "unknown":
+        if len(parts) == 1 or not isinstance(error, _CAUSED_BY_A_RECORD) or error.outcome == "unknown":
             return [error] * len(parts)
     else:
         return list(range(written.first_seq, written.first_seq + len(parts)))
-    # Nothing was written because of one of them. The others must not fail with it: halves are tried by themselves.
+    # A single record may have failed the whole batch. Retry each half, so that the other records are written.
     half = len(parts) // 2
     first = yield from _deliver(core, topic, parts[:half])
     second = yield from _deliver(core, topic, parts[half:])

@@ -1,4 +1,4 @@
-"""The client for threads."""
+"""The blocking client."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from topics.client import calls, job_streams, queue_calls, router_calls, transaction_calls, watching
+from topics.client import calls, job_streams, queue_calls, router_calls, transaction_calls, watch_streams
 from topics.client.errors import ClientError
-from topics.client.flows import Close, Core, Effect, Flow, Open, Read, Retries, Send, Sleep
+from topics.client.flows import (
+    Close,
+    Core,
+    Effect,
+    Flow,
+    Open,
+    Read,
+    Retries,
+    Send,
+    Sleep,
+    copy_signature,
+)
 from topics.client.http_pool import HttpPool
-from topics.client.settings import Timeouts, settle
+from topics.client.settings import Timeouts, make_settings
 from topics.client.sources import Source
-from topics.client.twins import present
 
 if TYPE_CHECKING:
     from topics.client.producer import Producer
@@ -26,7 +36,7 @@ T = TypeVar("T")
 
 
 class Items(Generic[T]):
-    """What a call brings one after the other. It can be asked again after an exception."""
+    """Iterator over the items of a call. It remains usable after an exception."""
 
     def __init__(self, client: Client, source: Source[T]) -> None:
         self._client, self._source = client, source
@@ -46,16 +56,16 @@ class Items(Generic[T]):
 
     @property
     def cursors(self) -> dict[str, int]:
-        """By topic, the seq behind which to go on later: `tail(…, cursors=…)`. Past what was handed out, not further."""
+        """By topic, the seq of the last item returned, to resume later with `tail(…, cursors=…)`."""
         return self._source.cursors
 
     @property
     def epochs(self) -> dict[str, str]:
-        """By topic, the epoch of its cursor: `tail(…, cursors=…, epochs=…)`. So a topic that was created again meanwhile is noticed."""
+        """By topic, the epoch of its cursor: `tail(…, cursors=…, epochs=…)` detects topics that were created again."""
         return self._source.epochs
 
     def close(self) -> None:
-        """Ends a stream."""
+        """Close the stream."""
         self._has_more = False
         self._client.run(self._source.close())
 
@@ -73,7 +83,7 @@ def _call(build: Callable[Concatenate[Core, P], Flow[T]]) -> Callable[Concatenat
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.run(build(self._core, *args, **kwargs))
 
-    present(method, build, "{}")
+    copy_signature(method, build, "{}")
     return method
 
 
@@ -81,15 +91,15 @@ def _items(build: Callable[Concatenate[Core, P], Source[T]]) -> Callable[Concate
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Items[T]:
         return Items(self, build(self._core, *args, **kwargs))
 
-    present(method, build, "Items[{}]")
+    copy_signature(method, build, "Items[{}]")
     return method
 
 
 class Client:
-    """A topics server, for any number of threads. Without an address it is TOPICS_URL, or http://127.0.0.1:4000.
+    """Blocking, thread-safe client. The default URL is TOPICS_URL, or http://127.0.0.1:4000.
 
-    With `raw` the data of records stays JSON text (`msgspec.Raw`), and is handed on as it is.
-    `now`, `sleep` and `chance` stand in for clock and randomness in tests.
+    With `raw=True`, the data of records is left undecoded (`msgspec.Raw`).
+    `now`, `sleep` and `chance` replace the clock and randomness in tests.
     """
 
     def __init__(
@@ -107,7 +117,9 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
         chance: random.Random | None = None,
     ) -> None:
-        settings = settle(url, token, node, timeouts, retries, ssl_context, now, chance, pool_size, raw)
+        settings = make_settings(
+            url, token, node, timeouts, retries, ssl_context, now, chance, pool_size, raw
+        )
         self._core = settings.core
         self._pool = HttpPool(settings)
         self._sleep = sleep
@@ -118,11 +130,11 @@ class Client:
 
     @property
     def node(self) -> str:
-        """Who this client is: the holder of its leases."""
+        """The name of this client as a lease holder."""
         return self._core.node
 
     def close(self) -> None:
-        """Close all connections. Whoever reads from a stream gets a RuntimeError."""
+        """Close all connections. Reads of open streams raise RuntimeError."""
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -134,7 +146,7 @@ class Client:
         self.close()
 
     def run(self, flow: Flow[T]) -> T:
-        """Do what a flow wants until it has its result."""
+        """Drive a flow to its result."""
         try:
             effect = next(flow)
             while True:
@@ -180,8 +192,8 @@ class Client:
     deleted_ranges = _items(calls.deleted_ranges)
     purge = _call(calls.purge)
 
-    tail = _items(watching.tail)
-    watch = _items(watching.watch)
+    tail = _items(watch_streams.tail)
+    watch = _items(watch_streams.watch)
 
     claim = _call(queue_calls.claim)
     fetch = _call(queue_calls.fetch)
@@ -227,7 +239,7 @@ class Client:
         deliver_for_s: float = 60.0,
         send_timeout_s: float = 120.0,
     ) -> Producer:
-        """Gather records of a topic and write them in batches, in order and without duplicates. Close it, or use `with`."""
+        """Create a producer, which writes records in batches, in order and without duplicates. Close it, or use `with`."""
         from topics.client.producer import Batching, Producer
 
         options = Batching(linger_ms, max_batch_bytes, max_buffer_bytes, deliver_for_s, send_timeout_s)
@@ -245,7 +257,7 @@ class Client:
         backoff: Retries | None = None,
         grace_s: float = 25.0,
     ) -> Worker:
-        """A worker of a queue, or of a consumer: `run` it. A handler that returns has done its job; one that raises gets it again later."""
+        """Create a worker for a queue or a consumer; call its `run`. When the handler returns, the job is acked; when it raises, the job is retried."""
         from topics.client.worker import BACKOFF, Worker, WorkerOptions
 
         options = WorkerOptions(concurrency, lease_ms, poll_ms, backoff or BACKOFF, grace_s)

@@ -1,4 +1,4 @@
-"""Topics, records and the server: what each call asks, and what its answer is. One function for both clients."""
+"""Calls for topics, records and the server, shared by both clients."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from topics.client.answers import (
     TopicPut,
     TopicRow,
     Written,
-    own,
+    fill_in,
 )
 from topics.client.errors import UnknownSetting
 from topics.client.flows import Core, Flow, Repeat, Request, json_request
 from topics.client.patterns import matches, prefix_of
-from topics.client.sources import OnLost, Pages, Reading, Source
+from topics.client.record_encoding import NewRecord, body_of, encode
+from topics.client.sources import OnLost, Pages, RecordPages, Source
 from topics.client.tracing import publish
-from topics.client.writing import NewRecord, body_of, encode
 
 Predicate = str | Sequence[str]
 When = int | datetime.datetime | datetime.timedelta
 
 
-def topic_path(topic: str, *below: str) -> str:
-    return "/".join(["/v0/topics", flows.quoted(topic), *below])
+def topic_path(topic: str, *suffix: str) -> str:
+    return "/".join(["/v0/topics", flows.quoted(topic), *suffix])
 
 
 def as_ms(core: Core, when: When) -> int:
-    """A time: ms since the epoch, a moment (without a zone: local time), or how long ago."""
+    """Milliseconds since the epoch, from the same, a datetime (local time if naive), or a timedelta ago."""
     match when:
         case datetime.timedelta():
             return core.wall_ms() - round(when.total_seconds() * 1000)
@@ -56,26 +56,26 @@ def as_ms(core: Core, when: When) -> int:
 
 
 def check_names(given: Mapping[str, Any], options: Any) -> None:
-    """The server passes over settings that it does not know, and a misspelt `durability` would be none at all."""
+    """Reject misspelt settings, with a list of the valid ones."""
     known: frozenset[str] = options.__optional_keys__
     if unknown := sorted(given.keys() - known):
         names = ", ".join(map(repr, unknown))
-        raise UnknownSetting(f"no such setting: {names}; there are {', '.join(sorted(known))}")
+        raise UnknownSetting(f"no such setting: {names}; valid ones are {', '.join(sorted(known))}")
 
 
 # -- topics ------------------------------------------------------------------------------------------------
 
 
 def create_topic(core: Core, topic: str, **config: Unpack[TopicOptions]) -> Flow[TopicPut]:
-    """Create a topic, or replace the whole configuration of one: what is left out returns to its default."""
+    """Create a topic, or replace the configuration of an existing one: omitted settings get their defaults."""
     check_names(config, TopicOptions)
     return core.call(Request("PUT", topic_path(topic), msgspec.json.encode(config), flows.JSON), TopicPut)
 
 
 def update_topic(core: Core, topic: str, **changes: Unpack[TopicOptions]) -> Flow[TopicPut]:
-    """Change these settings and leave the others. Two requests: who changes it in between is overruled."""
+    """Change only these settings. Takes two requests; a concurrent change between them is overwritten."""
     check_names(changes, TopicOptions)
-    # As it came, also with settings that this client does not know: they would be reset.
+    # Decoded as a dict, to keep settings that this version of the client does not know.
     state = yield from core.call(flows.get(topic_path(topic), touch=False), dict[str, Any])
     config: dict[str, Any] = state["config"]
     if "durable" in changes and "durability" not in changes:
@@ -86,14 +86,14 @@ def update_topic(core: Core, topic: str, **changes: Unpack[TopicOptions]) -> Flo
 
 
 def get_topic(core: Core, topic: str, *, touch: bool = True) -> Flow[Topic]:
-    """State and configuration of a topic. `touch=False`: this does not count as a read of it."""
+    """Get the state and configuration of a topic. `touch=False`: does not count as a read of it."""
     return core.call(flows.get(topic_path(topic), touch=None if touch else False), Topic)
 
 
 def topics(
     core: Core, prefix: str = "", *, pattern: str | None = None, page_size: int = 1000
 ) -> Source[TopicRow]:
-    """All topics in the order of their names; those that begin with `prefix`, or match `pattern` (`orders.>`)."""
+    """List topics by name: all, those that start with `prefix`, or those that match `pattern` (`orders.>`)."""
     if pattern is not None:
         prefix = max(prefix, prefix_of(pattern), key=len)
 
@@ -107,7 +107,7 @@ def topics(
 
 
 def delete_topic(core: Core, topic: str, *, if_empty: bool = False) -> Flow[TopicDeleted]:
-    """Delete a topic with everything in it. `deleted` is false when there was none."""
+    """Delete a topic and all its records. `deleted` is False if it did not exist."""
     return core.call(flows.delete(topic_path(topic), if_empty=True if if_empty else None), TopicDeleted)
 
 
@@ -132,7 +132,7 @@ def write(
     disable_backpressure: bool = False,
     include_epoch: bool = False,
 ) -> Flow[Written]:
-    """Write one record: any JSON value, or bytes. See `write_many` for the rest."""
+    """Write one record: any JSON value, or bytes. For the other arguments see `write_many`."""
     return write_many(
         core,
         topic,
@@ -164,37 +164,37 @@ def write_many(
     return_seqs: bool = False,
     include_epoch: bool = False,
 ) -> Flow[Written]:
-    """Write all of these records or none, at most 10 000: `NewRecord`s, or their data alone.
+    """Write all of these records or none, at most 10 000: `NewRecord`s, or plain data.
 
-    Without a key the client makes one, so that it can repeat the write when an answer is lost. With
-    `idempotent=False` there is none, and such a write is not repeated: the error's `outcome` is "unknown".
+    By default the client generates an idempotency key, so that it can safely retry when a response is lost. With
+    `idempotent=False` it does not, and the `outcome` of the error is "unknown" in that case.
     """
-    said: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if node is not None:
-        said["node"] = node
+        fields["node"] = node
     if create is not None:
-        said["create"] = create
+        fields["create"] = create
     if config is not None:
-        said["config"] = config
+        fields["config"] = config
     if if_last_seq is not None:
-        said["if_last_seq"] = if_last_seq
+        fields["if_last_seq"] = if_last_seq
     if if_tag_last_seq is not None:
-        said["if_tag_last_seq"] = {"tag": if_tag_last_seq[0], "seq": if_tag_last_seq[1]}
+        fields["if_tag_last_seq"] = {"tag": if_tag_last_seq[0], "seq": if_tag_last_seq[1]}
     if disable_backpressure:
-        said["disable_backpressure"] = True
+        fields["disable_backpressure"] = True
     key = idempotency_key or (core.new_key() if idempotent else None)
     headers = flows.JSON
     if key is not None:
-        # In a header a key leaves the body to the records alone. It takes no other characters than these.
+        # A header keeps the body free of anything but records, but takes only these characters.
         if key.isascii() and key.isprintable() and key == key.strip():
             headers = {**headers, "Idempotency-Key": key}
         else:
-            said["idempotency_key"] = key
+            fields["idempotency_key"] = key
     query = {"return_seqs": None if return_seqs else False, "include_epoch": include_epoch or None}
     path = flows.with_query(topic_path(topic), query)
     parts = [encode(record) for record in records]
     repeat = Repeat.IF_UNDONE if key is None else Repeat.SAFE
-    return publish(core, topic, len(parts), Request("POST", path, body_of(parts, said), headers), repeat)
+    return publish(core, topic, len(parts), Request("POST", path, body_of(parts, fields), headers), repeat)
 
 
 # -- reading -----------------------------------------------------------------------------------------------
@@ -216,8 +216,9 @@ def read(
     include_data: bool = True,
     epoch: str | None = None,
 ) -> Flow[Page]:
-    """One page of the records after `from_seq`, oldest first; with `wait_ms` wait for one. `not_from`: leave these nodes' out.
-    `epoch`: that of the page whose `next_from_seq` this is.
+    """Read one page of records after `from_seq`, oldest first; `wait_ms` waits for one. `not_from` excludes nodes.
+
+    `epoch`: the epoch of the page that `from_seq` was taken from.
     """
     body = {
         "from_seq": from_seq,
@@ -235,7 +236,7 @@ def read(
     }
     request = json_request("POST", topic_path(topic, "diff"), body, wait_ms / 1000)
     page = yield from core.call(request, Page)
-    own(topic, page.records)
+    fill_in(topic, page.records)
     if page.tombstone is not None:
         page.tombstone.topic = topic
         page.tombstone.epoch = page.epoch
@@ -257,10 +258,10 @@ def records(
     on_lost: OnLost | None = None,
     epoch: str | None = None,
 ) -> Source[Record]:
-    """All records up to the end, page by page, and then it stops. From the oldest one that is there, or after `from_seq`.
+    """Iterate over records up to the current end, page by page: from the oldest one, or after `from_seq`.
 
-    Records that are gone although nobody deleted them raise RecordsLost, or are told to `on_lost`; either way the
-    next record is the one behind the gap. `epoch`: of `from_seq`, if it was read earlier (`epochs` of what was iterated over then).
+    Lost records raise RecordsLost, or call `on_lost`; either way iteration continues after the gap.
+    `epoch`: the epoch of `from_seq`, from `epochs` of an earlier iteration.
     """
     from_ms = None if since is None else as_ms(core, since)
 
@@ -279,34 +280,34 @@ def records(
             epoch=epoch,
         )
 
-    return Reading(topic, fetch, from_seq, on_lost, epoch)
+    return RecordPages(topic, fetch, from_seq, on_lost, epoch)
 
 
 def last(
     core: Core, topic: str, *, tag: str | None = None, subject: str | None = None
 ) -> Flow[Record | None]:
-    """The newest record: of all, of a tag (`eu.tea`, `eu.*`), or of a dotted pattern of tags (`eu.>`)."""
+    """Get the newest record: of all, of a tag (`eu.tea`) or tag prefix (`eu.*`), or of a tag pattern (`eu.>`)."""
     if tag is None and subject is None:
         return (yield from _newest(core, topic))
     request = flows.get(topic_path(topic, "last"), tag=tag, subject=subject)
     found = yield from core.call(request, LastRecords)
-    own(topic, found.records)
+    fill_in(topic, found.records)
     return found.records[0] if found.records else None
 
 
 def _newest(core: Core, topic: str) -> Flow[Record | None]:
-    """Deletes may have taken the newest ones: look further and further back."""
+    """The newest records may be deleted: search backwards in growing steps."""
     head_seq = (yield from get_topic(core, topic)).head_seq
     back = 1
     while True:
         begin = at = max(0, head_seq - back)
         newest: Record | None = None
-        is_over = False
-        while not is_over:
+        at_end = False
+        while not at_end:
             page = yield from read(core, topic, at, limit=1000)
             if page.records:
                 newest = page.records[-1]
-            at, is_over = page.next_from_seq, page.caught_up
+            at, at_end = page.next_from_seq, page.caught_up
         if newest is not None or begin == 0:
             return newest
         back *= 16
@@ -315,7 +316,7 @@ def _newest(core: Core, topic: str) -> Flow[Record | None]:
 def last_by_tag(
     core: Core, topic: str, *, tag: str | None = None, subject: str | None = None, page_size: int = 1000
 ) -> Source[Record]:
-    """The newest record of each tag that matches: by default of every tag."""
+    """Iterate over the newest record of each matching tag, by default of every tag."""
     if tag is None and subject is None:
         tag = "*"
 
@@ -324,14 +325,14 @@ def last_by_tag(
             topic_path(topic, "last"), tag=tag, subject=subject, each=True, page_size=page_size, cursor=cursor
         )
         page = yield from core.call(request, LastRecords)
-        own(topic, page.records)
+        fill_in(topic, page.records)
         return page.records, page.next_cursor
 
     return Pages(fetch)
 
 
 def tags(core: Core, topic: str, prefix: str = "", *, page_size: int = 1000) -> Source[TagCount]:
-    """The tags of a topic in their order, each with the number of its records."""
+    """List the tags of a topic in order, each with its number of records."""
 
     def fetch(cursor: str | None) -> Flow[tuple[list[TagCount], str | None]]:
         request = flows.get(
@@ -357,14 +358,14 @@ def delete(
     keep: int | None = None,
     erase: bool = False,
 ) -> Flow[Deleted]:
-    """Delete the records that all of these mean: with these seqs, before a seq, with matching tags (`match="eu.tea"`, or a dotted
-    pattern, `subject="eu.>"`), all but the newest `keep`.
+    """Delete the records that match all given conditions: these seqs, before a seq, a tag (`match="eu.tea"`), a tag
+    pattern (`subject="eu.>"`), all but the newest `keep`.
 
-    `erase` also overwrites their payloads on disk before it answers.
+    `erase` also overwrites their payloads on disk before the call returns.
     """
     for name, value in (("match", match), ("subject", subject)):
-        if isinstance(value, bytes | bytearray):  # JSON would have them as base64, which is another tag
-            raise TypeError(f"{name} is text, not {type(value).__name__}")
+        if isinstance(value, bytes | bytearray):  # would be encoded as base64, which is a different tag
+            raise TypeError(f"{name} must be a str, not {type(value).__name__}")
     body = {
         "seqs": seqs,
         "before_seq": before_seq,
@@ -377,14 +378,14 @@ def delete(
 
 
 def purge(core: Core, topic: str, *, keep: int = 0, erase: bool = False) -> Flow[Deleted]:
-    """Delete all records, or all but the newest `keep`. The topic stays, and its seqs go on."""
+    """Delete all records, or all but the newest `keep`. The topic stays, and its seqs continue."""
     return delete(core, topic, keep=keep, erase=erase)
 
 
 def deleted_ranges(
     core: Core, topic: str, from_seq: int = 0, *, page_size: int = 1000
 ) -> Source[DeletedRange]:
-    """The deleted seqs after `from_seq`, ascending. A long range may come in parts."""
+    """Iterate over the ranges of deleted seqs after `from_seq`. A long range may be split."""
 
     def fetch(cursor: str | None) -> Flow[tuple[list[DeletedRange], str | None]]:
         request = flows.get(topic_path(topic, "deleted"), from_seq=cursor or from_seq, limit=page_size)
@@ -398,27 +399,27 @@ def deleted_ranges(
 
 
 def health(core: Core) -> Flow[Health]:
-    """The server runs. One attempt."""
+    """Check that the server is running. One attempt."""
     return core.call(flows.get("/v0/health"), Health, Repeat.NEVER)
 
 
 def ready(core: Core) -> Flow[Readiness]:
-    """Every topic is served; NotReady says what is missing. One attempt: see `wait_ready`."""
+    """Check that all topics are available; raises NotReady if not. One attempt: see `wait_ready`."""
     return core.call(flows.get("/v0/ready"), Readiness, Repeat.NEVER)
 
 
 def wait_ready(core: Core) -> Flow[Readiness]:
-    """Try for as long as `Retries` say."""
+    """Wait until the server is ready, as long as `Retries` allow."""
     return core.call(flows.get("/v0/ready"), Readiness)
 
 
 def metrics(core: Core) -> Flow[dict[str, Any]]:
-    """The server's figures by name."""
+    """Get the server's metrics by name."""
     request = Request("GET", "/v0/metrics", headers={"Accept": "application/json"})
     return core.call(request, dict[str, Any])
 
 
 def metrics_text(core: Core) -> Flow[str]:
-    """The same and those of single topics, as Prometheus reads them."""
+    """Get the metrics, including those of single topics, in Prometheus format."""
     response = yield from core.exchange(flows.get("/v0/metrics"))
     return response.body.decode()

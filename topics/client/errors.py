@@ -1,15 +1,15 @@
-"""What the client raises.
+"""Exceptions of the client.
 
     ClientError
-     ├─ Disconnected          no answer came; `outcome` says whether the request may have been carried out
-     │   └─ TimedOut          not in time
-     ├─ BadAnswer             an answer that no topics server gives
-     ├─ RecordsLost           a reader has to know: records are gone that nobody deleted
-     ├─ BufferFull            a producer takes no more
-     ├─ ProducerFailed        flush or close: something that was sent is not written
-     └─ ApiError              the server refused; one class for each `code`
+     ├─ Disconnected          no response; `outcome` says whether the request may have been carried out
+     │   └─ TimedOut          no response in time
+     ├─ BadAnswer             not the response of a topics server
+     ├─ RecordsLost           a reader has lost records that were not deleted
+     ├─ BufferFull            a producer's buffer is full
+     ├─ ProducerFailed        flush or close: some records were not written
+     └─ ApiError              the server refused the request; one subclass per `code`
 
-Each says what to do in `advice`, which a traceback shows as a note.
+`advice` says what to do; tracebacks show it as a note.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Outcome: TypeAlias = Literal["none", "unknown"]
 
 
 class ClientError(Exception):
-    """Everything that the client raises by itself."""
+    """Base class of the client's exceptions."""
 
     advice: str = ""
-    outcome: Outcome = "none"  # "unknown": it may have been carried out all the same
+    outcome: Outcome = "none"  # "unknown": the request may have been carried out
 
     def _advise(self, advice: str) -> None:
         self.advice = advice
@@ -37,67 +37,69 @@ class ClientError(Exception):
 
 
 class Disconnected(ClientError):
-    """The server cannot be reached, or the connection broke before the answer was there."""
+    """The server is unreachable, or the connection broke before the response arrived."""
 
     def __init__(self, url: str, reason: str, outcome: Outcome) -> None:
-        what = "cannot reach" if outcome == "none" else "no answer from"
-        super().__init__(f"{what} {url}: {reason}")
+        problem = "cannot reach" if outcome == "none" else "no response from"
+        super().__init__(f"{problem} {url}: {reason}")
         self.url, self.reason, self.outcome = url, reason, outcome
         if outcome == "none":
             self._advise(
-                "start a server with `topics serve`, or say where it is with Client(url) or TOPICS_URL"
+                "start a server with `topics serve`, or give its address with Client(url) or TOPICS_URL"
             )
         else:
-            self._advise("look whether it was carried out before you repeat it; a write repeats with its key")
+            self._advise(
+                "check whether it was carried out before repeating it; a write can be repeated with the same idempotency key"
+            )
 
 
 class TimedOut(Disconnected):
-    """No answer in time."""
+    """No response in time."""
 
 
 class BadAnswer(ClientError):
-    """It does not answer like a topics server."""
+    """The response is not one of a topics server."""
 
-    def __init__(self, url: str, what: str, outcome: Outcome = "none", status: int = 200) -> None:
-        super().__init__(f"{url} does not answer like a topics server: {what}")
+    def __init__(self, url: str, problem: str, outcome: Outcome = "none", status: int = 200) -> None:
+        super().__init__(f"{url} does not respond like a topics server: {problem}")
         self.url, self.outcome, self.status = url, outcome, status
-        self._advise("check the address, and what stands between: a proxy has pages of its own")
+        self._advise("check the address, and any proxy in between")
 
 
 class RecordsLost(ClientError):
-    """Records are gone that nobody deleted. Reading can go on: ask the same iterator for the next record."""
+    """Records were lost that were not deleted. The iterator remains usable and continues after the gap."""
 
     def __init__(self, tombstone: Tombstone) -> None:
         super().__init__(tombstone.text)
         self.tombstone = tombstone
-        self._advise("take the next record to go on behind the gap, or handle gaps with on_lost=")
+        self._advise("take the next record to continue after the gap, or handle gaps with on_lost=")
 
 
 class ProducerFailed(ClientError):
-    """Something that was sent is not written, or may not be. `failures` has the first of the reasons."""
+    """Some records were not written, or may not have been. `failures` has the first errors."""
 
     def __init__(self, topic: str, records: int, failures: list[Exception]) -> None:
         super().__init__(f"{records} of the records sent to {topic!r} failed: {failures[0]}")
         self.topic, self.records, self.failures = topic, records, failures
         if any(isinstance(failure, ClientError) and failure.outcome == "unknown" for failure in failures):
             self.outcome = "unknown"
-        self._advise("the receipts of send() tell which ones")
+        self._advise("check the receipts of send() to see which ones")
 
 
 class BufferFull(ClientError):
-    """The buffer of a producer stays full: records come faster than they can be written. This one was not taken."""
+    """A producer's buffer stayed full, because records are sent faster than they are written. The record was not accepted."""
 
     def __init__(self, topic: str, max_bytes: int) -> None:
-        super().__init__(f"{max_bytes} bytes wait to be written to {topic!r}")
+        super().__init__(f"{max_bytes} bytes are waiting to be written to {topic!r}")
         self.topic, self.max_bytes = topic, max_bytes
-        self._advise("send less, or see why the server is slow")
+        self._advise("send less, or find out why the server is slow")
 
 
 class ApiError(ClientError):
-    """The server refused: `code` is stable, `message` is for people, `detail` is what the code's description says."""
+    """The server refused the request. `code` is stable, `message` is for humans, `detail` depends on the code."""
 
     code: str = ""
-    hint: ClassVar[str] = ""  # beyond what the server's message says
+    hint: ClassVar[str] = ""  # advice beyond the server's message
 
     def __init__(self, status: int, code: str, message: str, detail: dict[str, Any]) -> None:
         super().__init__(f"{message} ({code})")
@@ -114,36 +116,36 @@ class InvalidRequest(ApiError):
 
 class BatchTooLarge(ApiError):
     code = "batch_too_large"
-    hint = "send it in parts"
+    hint = "split it into several writes"
 
 
 class RecordTooLarge(ApiError):
     code = "record_too_large"
-    hint = "repeating cannot help: store it elsewhere and write where it is"
+    hint = "store the data elsewhere and write a reference to it"
 
 
 class Unauthorized(ApiError):
     code = "unauthorized"
-    hint = "give a key with Client(token=…) or TOPICS_TOKEN"
+    hint = "set Client(token=…) or TOPICS_TOKEN"
 
 
 class Forbidden(ApiError):
     code = "forbidden"
-    hint = "this key lacks the scope or the name: see TOPICS_API_KEYS of the server"
+    hint = "the key lacks the scope, or access to this name: see the server's TOPICS_API_KEYS"
 
 
 class ForbiddenOrigin(Forbidden):
     code = "forbidden_origin"
-    hint = "for the server this is a request of another web page: see TOPICS_CORS_ORIGINS of the server"
+    hint = "the server takes this for a request of another website: see its TOPICS_CORS_ORIGINS"
 
 
 class MisdirectedRequest(ApiError):
     code = "misdirected_request"
-    hint = "use its IP address, or list the name in TOPICS_ALLOWED_HOSTS of the server"
+    hint = "use the server's IP address, or add the name to its TOPICS_ALLOWED_HOSTS"
 
 
 class NotFound(ApiError):
-    """Base of all that is not there."""
+    """Base class of 404 errors."""
 
     code = "not_found"
 
@@ -154,7 +156,7 @@ class TopicNotFound(NotFound):
 
 class ConsumerNotFound(NotFound):
     code = "consumer_not_found"
-    hint = "make it with create_consumer()"
+    hint = "create it with create_consumer()"
 
 
 class RouterNotFound(NotFound):
@@ -162,7 +164,7 @@ class RouterNotFound(NotFound):
 
 
 class Conflict(ApiError):
-    """Base of all that does not go with what is there."""
+    """Base class of 409 errors."""
 
 
 class TopicIncompatible(Conflict):
@@ -179,52 +181,54 @@ class TopicNotEmpty(Conflict):
 
 class NotAQueue(Conflict):
     code = "not_a_queue"
-    hint = 'make queues with create_topic(…, type="queue"), or use a consumer'
+    hint = 'create queues with create_topic(…, type="queue"), or use a consumer'
 
 
 class ConsumerOverlap(Conflict):
-    """`detail["consumer"]` gets some of the same records."""
+    """The filter overlaps with the one of `detail["consumer"]`."""
 
     code = "consumer_overlap"
-    hint = "in a work queue each record is for one consumer: give it another filter, or share the consumer"
+    hint = "in a work queue each record goes to one consumer: use a disjoint filter, or share the consumer"
 
 
 class WrongEpoch(Conflict):
     """`detail["actual"]` is the topic's epoch."""
 
     code = "wrong_epoch"
-    hint = "the topic was created again, or lost its newest records: that seq is another record now"
+    hint = "the topic was created again, or lost its newest records: the seq now belongs to another record"
 
 
 class WrongLastSeq(Conflict):
     code = "wrong_last_seq"
-    hint = "somebody wrote in between: read what, decide again, and write with the new seq"
+    hint = "another client has written since: read the new records, decide again, and write with the new seq"
 
 
 class TransactionNotFound(NotFound):
     code = "txn_not_found"
-    hint = "it was aborted, has expired or was overtaken: begin it again, and stage everything again"
+    hint = (
+        "it was aborted, has expired, or was superseded by a later batch: begin it and stage everything again"
+    )
 
 
 class TransactionIncomplete(Conflict):
-    """`detail["parts"]` has what is missing."""
+    """`detail["parts"]` lists what is missing."""
 
     code = "txn_incomplete"
-    hint = "stage what is missing, and commit again"
+    hint = "stage the missing chunks, and commit again"
 
 
 class TransactionCommitted(Conflict):
     code = "txn_committed"
-    hint = "it is decided: commit_transaction() again tells its seqs"
+    hint = "the transaction is already committed: commit_transaction() returns its seqs"
 
 
 class UnknownSetting(TypeError):
-    """A name that no topic or consumer has a setting of."""
+    """There is no setting of this name."""
 
 
 class PayloadTooLarge(ApiError):
     code = "payload_too_large"
-    hint = "send it in parts"
+    hint = "split it into several writes"
 
 
 class TopicFull(ApiError):
@@ -234,17 +238,17 @@ class TopicFull(ApiError):
 
 class Throttled(ApiError):
     code = "throttled"
-    hint = "`detail` says which limit: wait, send less at once, or have it raised"
+    hint = "`detail` names the limit: wait, send less at once, or raise the limit"
 
 
 class ServerFault(ApiError):
     code = "internal"
-    hint = "see the log of the server"
+    hint = "see the server's log"
 
 
 class NotReady(ApiError):
     code = "not_ready"
-    hint = "the topic's worker does not serve; it was tried for as long as Retries say"
+    hint = "the topic's shard is not available; it was retried for as long as Retries allow"
 
 
 class ShuttingDown(ApiError):
@@ -259,7 +263,7 @@ def _classes(root: type[ApiError]) -> dict[str, type[ApiError]]:
 
 
 _BY_CODE = _classes(ApiError)
-_BY_STATUS: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict}  # for codes that are not known here
+_BY_STATUS: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict}  # for unknown codes
 
 
 class _Error(msgspec.Struct):
@@ -276,19 +280,17 @@ _decode = msgspec.json.Decoder(_ErrorBody).decode
 
 
 def error_of(url: str, status: int, body: bytes, retry_after: str = "") -> ClientError:
-    """The error that an answer other than a success means."""
+    """The exception for an error response."""
     try:
-        said = _decode(body).error
+        parsed = _decode(body).error
     except msgspec.DecodeError:
-        # A proxy's answer: whether the server behind it got the request is not known.
-        return BadAnswer(
-            url, f"it answers {status}", "unknown" if status in (500, 502, 504) else "none", status
-        )
-    kind = _BY_CODE.get(said.code) or _BY_STATUS.get(status, ApiError)
-    refused = kind(status, said.code, said.message, said.detail)
-    wait_ms = said.detail.get("retry_after_ms")
+        # From a proxy: the server behind it may have received the request.
+        return BadAnswer(url, f"status {status}", "unknown" if status in (500, 502, 504) else "none", status)
+    kind = _BY_CODE.get(parsed.code) or _BY_STATUS.get(status, ApiError)
+    error = kind(status, parsed.code, parsed.message, parsed.detail)
+    wait_ms = parsed.detail.get("retry_after_ms")
     if isinstance(wait_ms, int | float):
-        refused.retry_after_s = wait_ms / 1000
+        error.retry_after_s = wait_ms / 1000
     elif retry_after.isascii() and retry_after.isdigit():
-        refused.retry_after_s = float(retry_after)
-    return refused
+        error.retry_after_s = float(retry_after)
+    return error

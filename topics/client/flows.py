@@ -1,20 +1,22 @@
-"""What the client wants done by whoever has sockets, and how one call goes on over failures.
+"""Calls as generators without I/O, and the retries of a call.
 
-A flow is a generator: it yields what it wants done, is sent the result, and returns its own. So everything that
-decides is written once, knows no socket and no loop, and is driven by two short shells (and by tests, without either):
+A flow is a generator: it yields an effect (send a request, sleep …), is sent the result, and returns its own result.
+So the logic is written once, knows neither sockets nor event loops, and is driven by two short drivers, `blocking` and
+`asynchronous` (and by tests):
 
-    flow ── Send(request) ──► shell ── Response, or a Disconnected thrown ──► flow ── returns
+    flow ── Send(request) ──► driver ── Response, or Disconnected raised ──► flow ── returns
 
-Which requests are repeated:
+When a failed request is retried:
 
-    SAFE       whatever happened to the attempt before: reads, and changes that come to the same when done twice
-    IF_UNDONE  only when it certainly was not carried out: a write without a key
-    NEVER      probes: an answer that is no success is the answer
+    SAFE       always: reads, and idempotent changes
+    IF_UNDONE  only if it was certainly not carried out: writes without an idempotency key
+    NEVER      health checks: an error response is the result
 """
 
 from __future__ import annotations
 
 import enum
+import inspect
 import logging
 import random
 from collections.abc import Callable, Generator, Mapping
@@ -30,7 +32,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("topics.client")
 
-# Caps that stay reached until a client acts: waiting for them only hides them.
+# Limits that stay exceeded until a client acts: retrying would only hide the error.
 LASTING_LIMITS = frozenset({"max_topics", "max_routers", "consumers", "tags"})
 RETRIED_STATUSES = frozenset({408, 429, 502, 503, 504})
 
@@ -44,10 +46,10 @@ class Repeat(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Request:
     method: str
-    path: str  # with its query
+    path: str  # including the query
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    wait_s: float = 0.0  # how long the server may take on purpose, beside the usual timeout
+    wait_s: float = 0.0  # how long the server may deliberately wait; added to the timeout
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Sleep:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """→ a stream, or a Response when it is no success. Silence for `idle_s` breaks it."""
+    """→ a stream, or a Response with an error. Reads time out after `idle_s` without data."""
 
     request: Request
     idle_s: float
@@ -99,51 +101,49 @@ Flow: TypeAlias = Generator[Effect, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How long a call is tried, and how long it waits in between: a random part of a time that doubles, or what the server asks for."""
+    """How long a call is retried. The delay doubles, with jitter, unless the server asks for a longer one."""
 
     for_s: float = 30.0  # 0: one attempt
     first_s: float = 0.1
     most_s: float = 5.0
 
     def pause_s(self, attempt: int, chance: random.Random, asked_s: float | None = None) -> float:
-        """Before the attempt after this one; the first has number 0."""
-        # From 40 on the power means nothing but a large number.
+        """The delay after this attempt; the first is number 0."""
+        # Capped, so that the power does not overflow.
         most = min(self.most_s, self.first_s * 2.0 ** min(attempt, 40))
         pause = chance.uniform(most / 2, most)
         if asked_s is None or asked_s < self.first_s:
             return pause
-        # Never sooner than asked; and not all clients at the same moment.
+        # At least what the server asked for, with jitter.
         return asked_s + chance.uniform(0, min(most, asked_s / 4))
 
 
 @dataclass(slots=True)
 class Outage:
-    """Whether the server is known to be unreachable. Copies of a core share it, so that one outage is logged once."""
+    """Whether an outage has been logged. Copies of a core share it, so that each outage is logged once."""
 
     is_logged: bool = False
 
 
 @dataclass(slots=True)
 class Core:
-    """What all flows of a client share."""
+    """State and settings that all flows of a client share."""
 
     url: str
-    node: str  # who this client is, where nothing else is said
+    node: str  # default name of the lease holder
     retries: Retries
-    now: Callable[[], float]  # seconds of a clock that only runs forward
+    now: Callable[[], float]  # monotonic clock, in seconds
     wall_ms: Callable[[], int]
     chance: random.Random
-    kinds: Mapping[Any, Any] = field(default_factory=dict)  # types that stand in for others
-    traceparent: Callable[[], str] = (
-        str  # of the span that is current, for the header of that name; see `tracing`
-    )
+    kinds: Mapping[Any, Any] = field(default_factory=dict)  # response types to replace by others
+    traceparent: Callable[[], str] = str  # header value for the current span; see `tracing`
     outage: Outage = field(default_factory=Outage)
 
     def new_key(self) -> str:
         return f"{self.chance.getrandbits(128):032x}"
 
     def call(self, request: Request, kind: type[T], repeat: Repeat = Repeat.SAFE) -> Flow[T]:
-        """One call: the answer as this type."""
+        """Send a request, with retries; return the decoded response."""
         response = yield from self.exchange(request, repeat)
         return self.decoded(response.body, kind)
 
@@ -155,7 +155,7 @@ class Core:
         return answer
 
     def exchange(self, request: Request, repeat: Repeat = Repeat.SAFE) -> Flow[Response]:
-        """The answer, if it is a success; attempts go on for as long as they may and make sense."""
+        """Send a request, with retries; return the successful response."""
         give_up = self.now() + self.retries.for_s
         traceparent = self.traceparent()
         if traceparent and "traceparent" not in request.headers:
@@ -174,7 +174,7 @@ class Core:
                 failure = error_of(self.url, response.status, response.body, response.retry_after)
             is_unreachable = isinstance(failure, Disconnected) and failure.outcome == "none"
             if outcome_was_unknown:
-                # This attempt was refused, an earlier one perhaps not.
+                # This attempt was refused, but an earlier one may have been carried out.
                 failure.outcome = "unknown"
             outcome_was_unknown = failure.outcome == "unknown"
             if not may_repeat(failure, repeat):
@@ -189,10 +189,10 @@ class Core:
             attempt += 1
 
     def log_outage(self, failure: ClientError, give_up: float) -> None:
-        """Warn that a call keeps trying although there is no server: it would be silent until it gives up."""
+        """Log that the server is unreachable, once per outage: the call itself is silent until it gives up."""
         if not self.outage.is_logged:
             self.outage.is_logged = True
-            log.warning("%s; trying again for %.0f s", failure, give_up - self.now())
+            log.warning("%s; retrying for %.0f s", failure, give_up - self.now())
 
 
 def may_repeat(failure: ClientError, repeat: Repeat) -> bool:
@@ -223,18 +223,18 @@ NO_HEADERS: Mapping[str, str] = {}
 
 def quoted(name: str) -> str:
     if not name:
-        raise ValueError("a name is empty")  # the path would be another one's
+        raise ValueError("a name is empty")  # the path would address another resource
     return quote(name, safe="")
 
 
 def with_query(path: str, query: Mapping[str, Any]) -> str:
-    """What is None is left out."""
-    said = {
+    """Parameters that are None are omitted."""
+    given = {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in query.items()
         if value is not None
     }
-    return f"{path}?{urlencode(said)}" if said else path
+    return f"{path}?{urlencode(given)}" if given else path
 
 
 def get(path: str, **query: Any) -> Request:
@@ -246,6 +246,24 @@ def delete(path: str, **query: Any) -> Request:
 
 
 def json_request(method: str, path: str, body: Mapping[str, Any], wait_s: float = 0.0) -> Request:
-    """Fields that are None are left out."""
-    said = {name: value for name, value in body.items() if value is not None}
-    return Request(method, path, msgspec.json.encode(said), JSON, wait_s)
+    """Fields that are None are omitted."""
+    given = {name: value for name, value in body.items() if value is not None}
+    return Request(method, path, msgspec.json.encode(given), JSON, wait_s)
+
+
+# -- methods of the clients --------------------------------------------------------------------------------
+
+
+def copy_signature(method: Any, build: Callable[..., Any], returns: str) -> None:
+    """Give a method of a client the name, docstring and signature of the function that builds its flow."""
+    signature = inspect.signature(build)
+    core, *parameters = signature.parameters.values()
+    method.__name__, method.__doc__, method.__module__ = build.__name__, build.__doc__, build.__module__
+    method.__qualname__ = build.__qualname__
+    # With `self` instead of the core, and the result instead of the flow.
+    kind = str(signature.return_annotation)
+    inner = kind[kind.index("[") + 1 : -1]
+    method.__signature__ = signature.replace(
+        parameters=[core.replace(name="self", annotation=inspect.Parameter.empty), *parameters],
+        return_annotation=returns.format(inner),
+    )

@@ -1,7 +1,7 @@
-"""Requests over sockets, for threads: the standard library's HTTP with connections that are kept.
+"""HTTP transport for threads: a pool of persistent `http.client` connections.
 
-A kept connection may have been closed meanwhile: one that has something to read although nothing was asked is not
-used again, and neither is one that was idle for long. What still breaks is the business of whoever repeats requests.
+A connection is not reused if it is readable while idle (the server has closed it), or if it was idle for long. Other
+broken connections are left to the retries of the caller.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from topics.client.settings import Settings
 
 IDLE_MAX_S = 30.0  # the server closes after 75 s
 CHUNK_BYTES = 1 << 16
-ANSWER_BYTES_MAX = 256 << 20  # far above what a page of 8 MiB of records can have
+ANSWER_BYTES_MAX = 256 << 20  # far more than a page of 8 MiB of records needs
 
 
 class HttpPool:
-    """Any number of threads; at most `pool_size` idle connections are kept."""
+    """Thread-safe pool of connections; keeps at most `pool_size` idle ones."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -34,8 +34,8 @@ class HttpPool:
         if settings.address.is_https and self._ssl is None:
             self._ssl = ssl.create_default_context()
         self._lock = threading.Lock()
-        self._idle: list[tuple[http.client.HTTPConnection, float]] = []  # the one used last is last
-        # Weakly: who breaks out of a loop over a stream and forgets it has closed it.
+        self._idle: list[tuple[http.client.HTTPConnection, float]] = []  # most recently used last
+        # Weak references: a stream that is no longer referenced counts as closed.
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
         self._is_closed = False
         self._pid = os.getpid()
@@ -57,7 +57,7 @@ class HttpPool:
         return Response(response.status, body, response.getheader("Retry-After") or "")
 
     def open(self, request: Request, idle_s: float) -> Stream | Response:
-        """A stream has a connection of its own, which ends with it."""
+        """Open a stream on a new connection, which is closed with it."""
         if self._is_closed:
             raise RuntimeError("this client is closed")
         connection = self._connect()
@@ -99,12 +99,12 @@ class HttpPool:
                 if self._is_closed:
                     raise RuntimeError("this client is closed")
                 if self._pid != os.getpid():
-                    # A forked child must not speak on its parent's connections, nor end them.
+                    # After a fork, the connections belong to the parent.
                     self._pid, self._idle = os.getpid(), []
                 if not self._idle:
                     return None
                 connection, since = self._idle.pop()
-            if since > fresh and not _has_news(connection.sock):
+            if since > fresh and not _is_readable(connection.sock):
                 return connection
             connection.close()
 
@@ -159,10 +159,10 @@ class HttpPool:
                 if left_s <= 0:
                     raise TimeoutError
                 if size > ANSWER_BYTES_MAX:
-                    raise BadAnswer(self._settings.address.url, "its answer has no end", "unknown")
+                    raise BadAnswer(self._settings.address.url, "the response is too large", "unknown")
                 if connection.sock is not None:
                     connection.sock.settimeout(left_s)
-            # A read of so many bytes does not notice that there are fewer than was said.
+            # read(n) does not detect a body that is shorter than its Content-Length.
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
         except (OSError, http.client.HTTPException) as error:
@@ -172,12 +172,12 @@ class HttpPool:
     def broken(self, error: Exception, outcome: Outcome) -> Disconnected:
         url = self._settings.address.url
         if isinstance(error, TimeoutError):
-            return TimedOut(url, "it does not answer in time", outcome)
+            return TimedOut(url, "no response in time", outcome)
         return Disconnected(url, reason_of(error), outcome)
 
 
 class Stream:
-    """The bytes of an answer without an end."""
+    """The body of a streaming response."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class Stream:
         self._pool, self._connection, self._response = pool, connection, response
         self._reading = threading.Lock()
         self._is_closed = False
-        # http.client gives its socket away with the answer to a request that ends the connection.
+        # With `Connection: close`, http.client moves the socket from the connection to the response.
         self._socket = _socket_of(connection, response)
         if self._socket is not None:
             self._socket.settimeout(idle_s)
@@ -207,15 +207,15 @@ class Stream:
                     self._release()
 
     def close(self) -> None:
-        """Also from another thread: one that reads wakes up, and finds the end."""
+        """Close; also from another thread, where it wakes up a blocked read."""
         self._is_closed = True
         self._pool.forget(self)
         if self._socket is not None:
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is closed already
-        # http.client does not survive that its response is closed under it: who reads does it then.
+                pass  # already closed
+        # http.client fails if a response is closed during a read. In that case the reading thread closes it.
         if self._reading.acquire(blocking=False):
             self._release()
             self._reading.release()
@@ -234,8 +234,8 @@ def _socket_of(
     return found
 
 
-def _has_news(sock: socket.socket | None) -> bool:
-    """Something to read on a connection where nothing was asked: its end."""
+def _is_readable(sock: socket.socket | None) -> bool:
+    """An idle connection is readable when the server has closed it."""
     if sock is None:
         return True
     poll = select.poll()
@@ -247,6 +247,6 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, http.client.IncompleteRead | http.client.RemoteDisconnected):
         return "the connection broke"
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-        return "it does not speak TLS; is its address one of http://?"
+        return "the server does not use TLS; try http:// instead"
     text = error.strerror if isinstance(error, OSError) else None
     return (text or str(error) or type(error).__name__).lower()

@@ -1,19 +1,19 @@
-"""Jobs as they come: a claim, or a fetch, without an end. What is not settled when the stream breaks is handed out again."""
+"""Streams of jobs: endless versions of claim and fetch. Jobs not settled when the stream breaks are redelivered."""
 
 from __future__ import annotations
 
 from topics.client.answers import Job, Tombstone
 from topics.client.calls import topic_path
 from topics.client.errors import ApiError, ConsumerNotFound, NotAQueue, RecordsLost, TopicNotFound
-from topics.client.event_stream import Event
 from topics.client.flows import Core, Flow, Request, with_query
-from topics.client.queue_calls import consumer_path, hold
+from topics.client.queue_calls import consumer_path, fill_in_holder
 from topics.client.sources import OnLost, Source
-from topics.client.streams import Streaming
+from topics.client.sse import Event
+from topics.client.streams import ReconnectingStream
 
 
-class Working(Streaming[Job | Tombstone]):
-    """`consumer` is None for a queue's own."""
+class JobStream(ReconnectingStream[Job | Tombstone]):
+    """Jobs of a queue, or of a consumer if one is given."""
 
     def __init__(
         self,
@@ -33,36 +33,36 @@ class Working(Streaming[Job | Tombstone]):
         return Request("GET", self._path, None, {"Accept": "text/event-stream"})
         yield
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event.name:
             case "job" | "record":
                 job = self._core.decoded(event.data, Job)
-                hold(self._topic, self._consumer, self._node, [job])
+                fill_in_holder(self._topic, self._consumer, self._node, [job])
                 self._items.append(job)
             case "tombstone":
                 self._items.append(self._core.decoded(event.data, Tombstone))
-            case _:  # of a later version
+            case _:  # of a newer server
                 pass
 
-    def _ends(self, code: int | str, message: str, topic: str) -> None:
+    def _handle_error(self, code: int | str, message: str, topic: str) -> None:
         detail = {"topic": self._topic}
         if code == 404:
             kind: type[ApiError] = TopicNotFound if self._consumer is None else ConsumerNotFound
             raise kind(404, kind.code, message, detail)
         if code == 409:
             raise NotAQueue(409, NotAQueue.code, message, detail)
-        super()._ends(code, message, topic)
+        super()._handle_error(code, message, topic)
 
 
-class JobsOf(Source[Job]):
-    """The jobs of a stream, without what else it tells."""
+class JobSource(Source[Job]):
+    """The jobs of a stream; tombstones are reported."""
 
-    def __init__(self, working: Working, on_lost: OnLost | None) -> None:
-        self._working, self._on_lost = working, on_lost
+    def __init__(self, stream: JobStream, on_lost: OnLost | None) -> None:
+        self._stream, self._on_lost = stream, on_lost
 
     def take(self) -> Job | None:
         while True:
-            item = self._working.take()
+            item = self._stream.take()
             if not isinstance(item, Tombstone):
                 return item
             if self._on_lost is None:
@@ -70,25 +70,25 @@ class JobsOf(Source[Job]):
             self._on_lost(item)
 
     def begin(self) -> Flow[None]:
-        return self._working.begin()
+        return self._stream.begin()
 
     def more(self) -> Flow[bool]:
-        return self._working.more()
+        return self._stream.more()
 
     def close(self) -> Flow[None]:
-        return self._working.close()
+        return self._stream.close()
 
 
 def work(
     core: Core, queue: str, max: int = 1, *, lease_ms: int | None = None, node: str | None = None
 ) -> Source[Job]:
-    """Jobs of a queue as they come, at most `max` in hand at a time; ack them as any. It comes back by itself.
+    """Stream jobs of a queue, at most `max` unsettled at a time; ack them as usual. Reconnects automatically.
 
-    When the connection breaks, or this is closed, what is not settled is handed out again at once. `worker` keeps
-    its jobs over broken connections.
+    When the connection breaks, or this is closed, unsettled jobs are redelivered at once. A `worker` keeps its jobs
+    across broken connections.
     """
-    who = node or core.node
-    return JobsOf(Working(core, topic_path(queue, "work"), queue, None, max, lease_ms, who), None)
+    holder = node or core.node
+    return JobSource(JobStream(core, topic_path(queue, "work"), queue, None, max, lease_ms, holder), None)
 
 
 def consume(
@@ -101,10 +101,10 @@ def consume(
     node: str | None = None,
     on_lost: OnLost | None = None,
 ) -> Source[Job]:
-    """Records of a consumer as they come, at most `max` in hand at a time; ack them as any. It comes back by itself.
+    """Stream records of a consumer, at most `max` unsettled at a time; ack them as usual. Reconnects automatically.
 
-    Records that this consumer will never get raise RecordsLost, or are told to `on_lost`.
+    Records that the consumer has lost raise RecordsLost, or call `on_lost`.
     """
-    who = node or core.node
+    holder = node or core.node
     path = consumer_path(topic, consumer, "stream")
-    return JobsOf(Working(core, path, topic, consumer, max, lease_ms, who), on_lost)
+    return JobSource(JobStream(core, path, topic, consumer, max, lease_ms, holder), on_lost)

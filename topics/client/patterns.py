@@ -1,4 +1,4 @@
-"""Patterns of topic names: tokens between dots, `*` for one, a final `>` for one or more."""
+"""Patterns of topic names: dot-separated tokens, where `*` matches one token and a final `>` one or more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def prefix_of(pattern: str) -> str:
-    """What every name that matches begins with."""
+    """The common prefix of all matching names."""
     plain: list[str] = []
     for token in pattern.split("."):
         if token in ("*", ">"):

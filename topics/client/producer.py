@@ -1,4 +1,4 @@
-"""Batching producers: for threads, and for asyncio."""
+"""Batching producers for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Receipt:
-    """Of a record that was sent: its seq, as soon as it is written."""
+    """The pending result of `send`: the record's seq, once it is written."""
 
     __slots__ = ("_batch", "_index")
 
@@ -30,14 +30,14 @@ class Receipt:
         return self._batch.settled.is_set()
 
     def result(self, timeout_s: float | None = None) -> int:
-        """The seq; or the reason why it is not written is raised. TimeoutError: not known yet."""
+        """Wait for the seq. Raises the error if the record was not written, TimeoutError if that is not known yet."""
         if not self._batch.settled.wait(timeout_s):
             raise TimeoutError("the record is not written yet")
         return self._batch.seq_of(self._index)
 
 
 class Producer:
-    """Gathers records of one topic and writes them in order, from a thread of its own. Any number of threads may send."""
+    """Writes records of one topic in batches and in order, in a background thread. Thread-safe."""
 
     def __init__(self, client: Client, topic: str, options: Batching) -> None:
         self._client, self._options = client, options
@@ -46,7 +46,7 @@ class Producer:
         self._is_closing = False
         self._thread = threading.Thread(target=self._write, name=f"topics producer {topic}", daemon=True)
         self._thread.start()
-        # Who forgets to close does not lose what waits.
+        # Write the buffer even if the program forgets to close the producer.
         atexit.register(self.close)
 
     def send(
@@ -58,7 +58,7 @@ class Producer:
         meta: Mapping[str, Any] | None = None,
         ttl_ms: int = 0,
     ) -> Receipt:
-        """Hand over a record. It waits while the buffer is full; BufferFull when that takes too long."""
+        """Queue a record. Blocks while the buffer is full; raises BufferFull when that takes too long."""
         part, is_bytes = part_of(data, tag, node, meta, ttl_ms)
         batcher = self._batcher
         with self._changed:
@@ -77,11 +77,11 @@ class Producer:
         return Receipt(batch, index)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Until all that was sent so far is written. ProducerFailed if something since the last flush was not."""
+        """Wait until all records sent so far are written. ProducerFailed: some since the last flush were not."""
         batcher = self._batcher
         with self._changed:
             target = batcher.added
-            batcher.hurry()
+            batcher.flush()
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: batcher.settled >= target, timeout_s):
                 raise TimeoutError(f"{target - batcher.settled} records are not written yet")
@@ -90,11 +90,11 @@ class Producer:
             raise failure
 
     def close(self) -> None:
-        """Flush, and take no more."""
+        """Flush, and accept no more records."""
         atexit.unregister(self.close)
         with self._changed:
             self._is_closing = True
-            self._batcher.hurry()
+            self._batcher.flush()
             self._changed.notify_all()
         self._thread.join()
         failure = self._batcher.failure()
@@ -110,7 +110,7 @@ class Producer:
         try:
             self.close()
         except Exception:
-            if error is None:  # what went wrong first is what counts
+            if error is None:  # do not hide the first error
                 raise
 
     def _write(self) -> None:
@@ -126,7 +126,7 @@ class Producer:
                 self._changed.notify_all()
 
     def _next(self) -> Batch[threading.Event] | None:
-        """The next batch, when it is due. None: that was all."""
+        """Wait for the next due batch. None: the producer is closed and empty."""
         with self._changed:
             while True:
                 due_at = self._batcher.due_at()
@@ -144,13 +144,13 @@ class Producer:
 def _reason(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
-    cancelled = ClientError("the producer was cancelled while this was on its way")
+    cancelled = ClientError("the producer was cancelled while this record was in flight")
     cancelled.outcome = "unknown"
     return cancelled
 
 
 class AsyncReceipt:
-    """Of a record that was sent: `await` it for its seq."""
+    """The pending result of `send`: `await` it for the record's seq."""
 
     __slots__ = ("_batch", "_index")
 
@@ -166,7 +166,7 @@ class AsyncReceipt:
 
 
 class AsyncProducer:
-    """Gathers records of one topic and writes them in order, from a task of its own."""
+    """Writes records of one topic in batches and in order, in a background task."""
 
     def __init__(self, client: AsyncClient, topic: str, options: Batching) -> None:
         self._client, self._options = client, options
@@ -184,7 +184,7 @@ class AsyncProducer:
         meta: Mapping[str, Any] | None = None,
         ttl_ms: int = 0,
     ) -> AsyncReceipt:
-        """Hand over a record. It waits while the buffer is full; BufferFull when that takes too long."""
+        """Queue a record. Blocks while the buffer is full; raises BufferFull when that takes too long."""
         part, is_bytes = part_of(data, tag, node, meta, ttl_ms)
         batcher = self._batcher
         if self._task is None and not self._is_closing:
@@ -207,10 +207,10 @@ class AsyncProducer:
         return AsyncReceipt(batch, index)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Until all that was sent so far is written. ProducerFailed if something since the last flush was not."""
+        """Wait until all records sent so far are written. ProducerFailed: some since the last flush were not."""
         batcher = self._batcher
         target = batcher.added
-        batcher.hurry()
+        batcher.flush()
         self._changed.set()
         await self._until(lambda: batcher.settled >= target, timeout_s)
         failure = batcher.failure()
@@ -218,9 +218,9 @@ class AsyncProducer:
             raise failure
 
     async def close(self) -> None:
-        """Flush, and take no more."""
+        """Flush, and accept no more records."""
         self._is_closing = True
-        self._batcher.hurry()
+        self._batcher.flush()
         self._changed.set()
         if self._task is not None:
             await self._task
@@ -237,7 +237,7 @@ class AsyncProducer:
         try:
             await self.close()
         except Exception:
-            if error is None:  # what went wrong first is what counts
+            if error is None:  # do not hide the first error
                 raise
 
     async def _write(self) -> None:
@@ -253,7 +253,7 @@ class AsyncProducer:
                 else:
                     self._settle(batch, results)
         finally:
-            # Cancelled, as a loop does when it ends: nobody waits for ever.
+            # The task was cancelled, for example by a closing loop. Fail what is left, so that no caller waits forever.
             self._is_closing = True
             while self._batcher.due_at() is not None:
                 batch = self._batcher.take()
@@ -265,7 +265,7 @@ class AsyncProducer:
         self._changed.set()
 
     async def _next(self) -> Batch[asyncio.Event] | None:
-        """The next batch, when it is due. None: that was all."""
+        """Wait for the next due batch. None: the producer is closed and empty."""
         while True:
             due_at = self._batcher.due_at()
             if due_at is None:

@@ -1,4 +1,4 @@
-"""Queues and consumers: what each call asks, and what its answer is. One function for both clients."""
+"""Calls for queues and consumers, shared by both clients."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from topics.client.answers import (
     Job,
     Settled,
     SettledPart,
-    own,
+    fill_in,
 )
 from topics.client.calls import When, as_ms, check_names, topic_path
 from topics.client.flows import Core, Flow, Request, json_request
 from topics.client.sources import Pages, Source
-from topics.client.tracing import begun_ns, received
+from topics.client.tracing import span_start_ns, trace_receive
 
-SEQS_MAX = 1000  # of one request
+SEQS_MAX = 1000  # per request
 
 Jobs: TypeAlias = Job | Iterable[Job]
 
 
-def consumer_path(topic: str, consumer: str, *below: str) -> str:
-    return topic_path(topic, "consumers", flows.quoted(consumer), *below)
+def consumer_path(topic: str, consumer: str, *suffix: str) -> str:
+    return topic_path(topic, "consumers", flows.quoted(consumer), *suffix)
 
 
 def leased(topic: str, *seqs: int, node: str, consumer: str | None = None) -> list[Job]:
-    """Jobs of which only seq and holder are known, for `ack` and the others: whichever lease the node has is meant."""
+    """Jobs for `ack`, `nack` … when only seqs and holder are known: matches any lease that the node holds."""
     return [Job(topic=topic, seq=seq, ts=0, holder=node, consumer=consumer) for seq in seqs]
 
 
-# -- handing out -------------------------------------------------------------------------------------------
+# -- claiming ----------------------------------------------------------------------------------------------
 
 
 def claim(
@@ -51,11 +51,9 @@ def claim(
     lease_ms: int | None = None,
     node: str | None = None,
 ) -> Flow[Claimed]:
-    """Take up to `max` jobs under leases; with `wait_ms` wait for one when there is none."""
+    """Lease up to `max` jobs; `wait_ms` waits for one if there is none."""
     body = {"node": node or core.node, "max": max, "wait_ms": wait_ms, "lease_ms": lease_ms}
-    return _hand_out(
-        core, json_request("POST", topic_path(queue, "claim"), body, wait_ms / 1000), body["node"]
-    )
+    return _claim(core, json_request("POST", topic_path(queue, "claim"), body, wait_ms / 1000), body["node"])
 
 
 def fetch(
@@ -69,7 +67,7 @@ def fetch(
     lease_ms: int | None = None,
     node: str | None = None,
 ) -> Flow[Claimed]:
-    """Take up to `max` records of a consumer; with `wait_ms` wait for one when there is none."""
+    """Lease up to `max` records of a consumer; `wait_ms` waits for one if there is none."""
     body = {
         "node": node or core.node,
         "max": max,
@@ -78,22 +76,22 @@ def fetch(
         "lease_ms": lease_ms,
     }
     path = consumer_path(topic, consumer, "fetch")
-    return _hand_out(core, json_request("POST", path, body, wait_ms / 1000), body["node"])
+    return _claim(core, json_request("POST", path, body, wait_ms / 1000), body["node"])
 
 
-def _hand_out(core: Core, request: Request, node: Any) -> Flow[Claimed]:
-    since_ns = begun_ns()
+def _claim(core: Core, request: Request, node: Any) -> Flow[Claimed]:
+    since_ns = span_start_ns()
     claimed = yield from core.call(request, Claimed)
-    hold(claimed.topic, claimed.consumer, node, claimed.jobs)
-    received(core, claimed.topic, claimed.jobs, since_ns)
+    fill_in_holder(claimed.topic, claimed.consumer, node, claimed.jobs)
+    trace_receive(core, claimed.topic, claimed.jobs, since_ns)
     if claimed.tombstone is not None:
         claimed.tombstone.topic, claimed.tombstone.consumer = claimed.topic, claimed.consumer
     return claimed
 
 
-def hold(topic: str, consumer: str | None, node: str, jobs: list[Job]) -> None:
-    """Tell jobs whose they are."""
-    own(topic, jobs)
+def fill_in_holder(topic: str, consumer: str | None, node: str, jobs: list[Job]) -> None:
+    """Fill in topic, consumer and holder of decoded jobs."""
+    fill_in(topic, jobs)
     for job in jobs:
         job.consumer, job.holder = consumer, node
 
@@ -102,7 +100,7 @@ def hold(topic: str, consumer: str | None, node: str, jobs: list[Job]) -> None:
 
 
 def ack(core: Core, jobs: Jobs) -> Flow[Settled]:
-    """These are done. Those in `skipped` were not under this lease any more, or an attempt whose answer was lost has acked them."""
+    """Acknowledge jobs as done. `skipped`: their leases were lost, or an earlier attempt, whose response was lost, acked them."""
     return _settle(core, "ack", jobs)
 
 
@@ -114,21 +112,21 @@ def nack(
     kind: Literal["retry", "release", "dead"] = "retry",
     reason: str = "",
 ) -> Flow[Settled]:
-    """These are not done: hand them out again, after a while, without counting this delivery (`release`), or never (`dead`)."""
+    """Return jobs: for redelivery after `delay_ms`, without counting this delivery (`release`), or as dead letters (`dead`)."""
     return _settle(core, "nack", jobs, delay_ms=delay_ms, kind=kind, reason=reason)
 
 
 def extend(core: Core, jobs: Jobs, lease_ms: int) -> Flow[Settled]:
-    """These take longer: their leases end so long from now. `deadlines` has when."""
+    """Extend leases to `lease_ms` from now. `deadlines` has the new ends."""
     return _settle(core, "extend", jobs, lease_ms=lease_ms)
 
 
 def term(core: Core, jobs: Jobs, *, reason: str = "") -> Flow[Settled]:
-    """Records of a consumer that are never to be handed out again."""
+    """Never deliver these records of a consumer again."""
     return _settle(core, "term", jobs, reason=reason)
 
 
-def _settle(core: Core, action: str, jobs: Jobs, **said: Any) -> Flow[Settled]:
+def _settle(core: Core, action: str, jobs: Jobs, **fields: Any) -> Flow[Settled]:
     total = Settled()
     for group in _groups([jobs] if isinstance(jobs, Job) else jobs):
         first = group[0]
@@ -136,7 +134,7 @@ def _settle(core: Core, action: str, jobs: Jobs, **said: Any) -> Flow[Settled]:
             "node": first.holder or core.node,
             "seqs": [job.seq for job in group],
             "lease_ids": [job.lease_id for job in group],
-            **said,
+            **fields,
         }
         path = (
             topic_path(first.topic, action)
@@ -152,11 +150,11 @@ def _settle(core: Core, action: str, jobs: Jobs, **said: Any) -> Flow[Settled]:
 
 
 def _groups(jobs: Iterable[Job]) -> Iterator[list[Job]]:
-    """Jobs by whom they are of and who holds them, as many as fit in a request."""
-    found: dict[tuple[str, str | None, str], list[Job]] = {}
+    """Jobs grouped by topic, consumer and holder, in chunks that fit into a request."""
+    groups: dict[tuple[str, str | None, str], list[Job]] = {}
     for job in jobs:
-        found.setdefault((job.topic, job.consumer, job.holder), []).append(job)
-    for group in found.values():
+        groups.setdefault((job.topic, job.consumer, job.holder), []).append(job)
+    for group in groups.values():
         for i in range(0, len(group), SEQS_MAX):
             yield group[i : i + SEQS_MAX]
 
@@ -167,19 +165,19 @@ def _groups(jobs: Iterable[Job]) -> Iterator[list[Job]]:
 def create_consumer(
     core: Core, topic: str, consumer: str, **config: Unpack[ConsumerOptions]
 ) -> Flow[Consumer]:
-    """Create a consumer, or replace its whole configuration: what is left out returns to its default. It keeps its place."""
+    """Create a consumer, or replace the configuration of an existing one: omitted settings get their defaults. It keeps its position."""
     check_names(config, ConsumerOptions)
     request = Request("PUT", consumer_path(topic, consumer), msgspec.json.encode(config), flows.JSON)
     return core.call(request, Consumer)
 
 
 def get_consumer(core: Core, topic: str, consumer: str) -> Flow[Consumer]:
-    """Configuration and state."""
+    """Get the configuration and state of a consumer."""
     return core.call(flows.get(consumer_path(topic, consumer)), Consumer)
 
 
 def consumers(core: Core, topic: str, *, page_size: int = 1000) -> Source[Consumer]:
-    """All consumers of a topic in the order of their names."""
+    """List the consumers of a topic by name."""
 
     def page(cursor: str | None) -> Flow[tuple[list[Consumer], str | None]]:
         request = flows.get(topic_path(topic, "consumers"), page_size=page_size, cursor=cursor)
@@ -190,18 +188,18 @@ def consumers(core: Core, topic: str, *, page_size: int = 1000) -> Source[Consum
 
 
 def delete_consumer(core: Core, topic: str, consumer: str) -> Flow[ConsumerDeleted]:
-    """Remove a consumer with its place. `deleted` is false when there was none."""
+    """Delete a consumer and its position. `deleted` is False if it did not exist."""
     return core.call(flows.delete(consumer_path(topic, consumer)), ConsumerDeleted)
 
 
 def pause_consumer(core: Core, topic: str, consumer: str, *, until: When | None = None) -> Flow[Consumer]:
-    """Nothing is handed out until then, or until somebody resumes it."""
+    """Stop deliveries until this time, or until it is resumed."""
     body = {"until_ts": 0 if until is None else as_ms(core, until)}
     return core.call(json_request("POST", consumer_path(topic, consumer, "pause"), body), Consumer)
 
 
 def resume_consumer(core: Core, topic: str, consumer: str) -> Flow[Consumer]:
-    """End a pause."""
+    """Resume a paused consumer."""
     return core.call(json_request("POST", consumer_path(topic, consumer, "resume"), {}), Consumer)
 
 
@@ -216,15 +214,16 @@ def reset_consumer(
     dry_run: bool = False,
     epoch: str | None = None,
 ) -> Flow[ConsumerReset]:
-    """Begin again elsewhere: at the start, at the end, at a seq, or with what was written since a time. One of the three.
-    `epoch`: of the seq; WrongEpoch when it is another record now.
+    """Move a consumer: to the start or end of the topic, to a seq, or to a time. Give exactly one of them.
+
+    `epoch`: the epoch of the seq; raises WrongEpoch if the seq now belongs to another record.
     """
     if (to is not None) + (seq is not None) + (since is not None) != 1:
-        raise ValueError("say one of to, seq and since")
-    where: Any = to
+        raise ValueError("give exactly one of to, seq and since")
+    target: Any = to
     if seq is not None:
-        where = {"seq": seq}
+        target = {"seq": seq}
     elif since is not None:
-        where = {"ts": max(0, as_ms(core, since))}
-    body = {"to": where, "dry_run": dry_run, "epoch": epoch}
+        target = {"ts": max(0, as_ms(core, since))}
+    body = {"to": target, "dry_run": dry_run, "epoch": epoch}
     return core.call(json_request("POST", consumer_path(topic, consumer, "reset"), body), ConsumerReset)

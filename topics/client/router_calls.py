@@ -1,4 +1,4 @@
-"""Routers: rules that copy what is written to a topic into another one."""
+"""Calls for routers, which copy new records of one topic to another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def create_router(
     allow_cycle: bool = False,
     guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once",
 ) -> Flow[Router]:
-    """Copy what is written from now on to `source`, a topic or a pattern, into `dest`; or change such a rule."""
+    """Create or change a router, which copies new records of `source`, a topic or a pattern, to `dest`."""
     body = {
         "source": source,
         "dest": dest,
@@ -42,7 +42,7 @@ def create_router(
 
 
 def get_router(core: Core, router: str) -> Flow[Router]:
-    """A router, and how many copies it has made: of all that was written before this call."""
+    """Get a router, and how many copies it has made, including those of everything written before this call."""
     return core.call(flows.get(router_path(router)), Router)
 
 
@@ -54,7 +54,7 @@ def routers(
     dest: str | None = None,
     page_size: int = 1000,
 ) -> Source[RouterRow]:
-    """All routers in the order of their names; those that begin with `prefix`, or have exactly this source or dest."""
+    """List routers by name: all, those that start with `prefix`, or those with this source or dest."""
 
     def page(cursor: str | None) -> Flow[tuple[list[RouterRow], str | None]]:
         request = flows.get(
@@ -67,5 +67,5 @@ def routers(
 
 
 def delete_router(core: Core, router: str) -> Flow[RouterDeleted]:
-    """Copy nothing more. Copies stay. `deleted` is false when there was none."""
+    """Delete a router. Records it has copied stay. `deleted` is False if it did not exist."""
     return core.call(flows.delete(router_path(router)), RouterDeleted)

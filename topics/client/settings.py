@@ -1,4 +1,4 @@
-"""Where the server is, who asks, and how patient it is."""
+"""Client settings: address, key, timeouts, retries."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from topics.client.answers import RAW_TYPES
 from topics.client.flows import Core, Retries
-from topics.client.raw import RAW
 from topics.client.tracing import current_traceparent
 
 DEFAULT_URL = "http://127.0.0.1:4000"
@@ -20,7 +20,7 @@ DEFAULT_URL = "http://127.0.0.1:4000"
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """In seconds. A call that waits on purpose (`wait_ms`) has that time besides."""
+    """Timeouts in seconds. `wait_ms` of a call is added to `answer_s`."""
 
     connect_s: float = 5.0
     answer_s: float = 30.0
@@ -28,13 +28,13 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's address in parts."""
+    """A parsed server URL."""
 
     url: str
     is_https: bool
     host: str
     port: int
-    root: str  # in front of every path, behind a proxy
+    root: str  # path prefix, for example behind a proxy
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -43,9 +43,9 @@ class Address:
             port = parts.port
         except ValueError:
             port = -1
-        is_odd = parts.scheme not in ("http", "https") or parts.query or parts.fragment
-        if is_odd or not parts.hostname or port == -1:
-            raise ValueError(f"{url!r} is no address of a server; one looks like {DEFAULT_URL}")
+        is_invalid = parts.scheme not in ("http", "https") or parts.query or parts.fragment
+        if is_invalid or not parts.hostname or port == -1:
+            raise ValueError(f"{url!r} is not the URL of a server; a valid one is {DEFAULT_URL}")
         is_https = parts.scheme == "https"
         root = parts.path.rstrip("/")
         return cls(
@@ -59,17 +59,17 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What both clients are made with."""
+    """Settings of both clients."""
 
     address: Address
-    headers: Mapping[str, str]  # of every request
+    headers: Mapping[str, str]  # sent with every request
     timeouts: Timeouts
     ssl_context: ssl.SSLContext | None
     pool_size: int
     core: Core
 
 
-def settle(
+def make_settings(
     url: str | None,
     token: str | None,
     node: str | None,
@@ -82,15 +82,15 @@ def settle(
     raw: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """Arguments first, then TOPICS_URL and TOPICS_TOKEN (or TOPICS_API_KEY)."""
+    """Settings from the arguments, else from TOPICS_URL and TOPICS_TOKEN (or TOPICS_API_KEY)."""
     address = Address.parse(url or environ.get("TOPICS_URL") or DEFAULT_URL)
     if token is None:
         token = environ.get("TOPICS_TOKEN") or environ.get("TOPICS_API_KEY") or ""
     if not token.isascii() or not token.isprintable():
-        raise ValueError("the token has characters that no key has")
+        raise ValueError("the token contains characters that are not printable ASCII")
     if pool_size < 1:
         raise ValueError("pool_size must be at least 1")
-    # Keys must not repeat, also not in processes that begin with the same seed.
+    # Idempotency keys must be unique even among processes that seed `random` alike.
     chance = chance or random.SystemRandom()
     core = Core(
         address.url,
@@ -99,10 +99,10 @@ def settle(
         now or time.monotonic,
         lambda: time.time_ns() // 1_000_000,
         chance,
-        RAW if raw else {},
+        RAW_TYPES if raw else {},
         current_traceparent,
     )
-    headers = {"Topics-Strict": "1"}  # a field that the server does not know is a fault, not a wish
+    headers = {"Topics-Strict": "1"}  # the server rejects unknown fields instead of ignoring them
     if token:
         headers["Authorization"] = f"Bearer {token}"
     return Settings(address, headers, timeouts or Timeouts(), ssl_context, pool_size, core)

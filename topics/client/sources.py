@@ -1,4 +1,4 @@
-"""What can be iterated over, without knowing how: some items in hand, and a flow that gets more."""
+"""Sources of items for iteration, without I/O: a buffer of items, and a flow that fetches more."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ OnLost = Callable[[Tombstone], None]
 
 
 class Source(Generic[T]):
-    """An iterator asks `take` until there is nothing in hand, and then runs `more`."""
+    """An iterator calls `take` until the buffer is empty, and then runs `more`."""
 
     def begin(self) -> Flow[None]:
-        """What "from now on" means is settled here; without it, with the first `more`."""
+        """Fix the start position ("now"). Without this call, the first `more` does."""
         return
         yield
 
     def take(self) -> T | None:
-        """The next item in hand, if there is one."""
+        """The next buffered item, if any."""
         raise NotImplementedError
 
     def more(self) -> Flow[bool]:
-        """Get more. False: there will never be any."""
+        """Fetch more items. False: there will be no more."""
         raise NotImplementedError
 
     def close(self) -> Flow[None]:
-        """Nobody will ask again."""
+        """Release the connection."""
         return
         yield
 
     @property
     def cursors(self) -> dict[str, int]:
-        """By topic: the seq behind which somebody would go on who stops here."""
+        """By topic: the seq after which to continue later."""
         return {}
 
     @property
     def epochs(self) -> dict[str, str]:
-        """By topic: the epoch of that seq."""
+        """By topic: the epoch of its cursor."""
         return {}
 
 
 class Pages(Source[T]):
-    """A list that comes by pages, each of which names the next one."""
+    """A paginated list; each page contains the cursor of the next one."""
 
     def __init__(self, fetch: Callable[[str | None], Flow[tuple[list[T], str | None]]]) -> None:
         self._fetch = fetch
@@ -63,8 +63,8 @@ class Pages(Source[T]):
         return self._cursor is not None
 
 
-class Reading(Source[Record]):
-    """The records of a topic up to its end as it is then, page after page."""
+class RecordPages(Source[Record]):
+    """The records of a topic up to its current end, page by page."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Reading(Source[Record]):
         epoch: str | None = None,
     ) -> None:
         self._topic, self._read, self._on_lost = topic, read, on_lost
-        # Who begins with what is there has not lost what went before.
-        self._begins_anywhere = from_seq is None
+        # Reading from the oldest record: what was deleted before it is not a loss.
+        self._from_oldest = from_seq is None
         self._from_seq = from_seq or 0
         self._seen = self._from_seq
         self._epoch = self._seen_epoch = epoch
@@ -102,9 +102,9 @@ class Reading(Source[Record]):
         page = yield from self._read(self._from_seq, self._epoch)
         self._epoch = page.epoch or self._epoch
         lost = page.tombstone
-        is_loss = lost is not None and not (self._begins_anywhere and lost.gap_from == 1)
+        is_loss = lost is not None and not (self._from_oldest and lost.gap_from == 1)
         self._lost = lost if is_loss else None
-        self._begins_anywhere = False
+        self._from_oldest = False
         self._records.extend(page.records)
         self._from_seq = page.next_from_seq
         if not self._records and self._lost is None:

@@ -1,10 +1,11 @@
-"""A stream of events that comes back by itself: after a broken connection, a restart, a session that was forgotten.
+"""Event streams that reconnect after a broken connection, a server restart, or the loss of a session.
 
-    closed ── _open ──► open ── ends, breaks or is silent ──► Interrupted ── pause ──► closed
-                          │
-                          └── event ──► `_take`, what it means for whom
+    closed ── _connect ──► open ── ends, breaks or times out ──► Interrupted ── pause ──► closed
+                             │
+                             └── event ──► `_handle`
 
-The first opening fails like a call does. Once it was open it is tried for ever, more slowly up to what the server asks for.
+The first connection is retried like a call. Afterwards a stream reconnects forever, with a delay that grows up to the
+server's `retry`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import msgspec
 
 from topics.client.answers import Interrupted, Resumed
 from topics.client.errors import BadAnswer, ClientError, Disconnected, TimedOut, error_of
-from topics.client.event_stream import Event, EventReader
 from topics.client.flows import (
     Close,
     Core,
@@ -31,41 +31,42 @@ from topics.client.flows import (
     may_repeat,
 )
 from topics.client.sources import Source
+from topics.client.sse import Event, EventParser
 
 T = TypeVar("T")
 
 
 class _Error(msgspec.Struct):
-    """An event `error`: the stream ends, or it is advice."""
+    """An `error` event: the reason for the end of the stream, or a warning."""
 
     code: int | str
     message: str = ""
     topic: str = ""
 
 
-class Streaming(Source[T]):
-    """What streams of records and of jobs have in common. Kinds of streams say how to open one, and what events mean."""
+class ReconnectingStream(Source[T]):
+    """Base class of record and job streams. Subclasses make the request and handle events."""
 
-    idle_s = 35.0  # the server says something every 15 s, or it is gone
+    idle_s = 35.0  # the server sends a heartbeat every 15 s
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._reader = EventReader()
+        self._parser = EventParser()
         self._items: deque[T] = deque()
         self._stream: Any = None
-        self._has_begun = False
+        self._was_open = False
         self._is_closed = False
-        self._why = ""  # the stream said that it ends
-        self._is_out = False  # it was told that we do not follow just now
+        self._end_reason = ""  # announced by the server
+        self._is_interrupted = False  # and reported as such
         self._failures = 0  # in a row
         self._pause_s = 0.0
-        self._give_up: float | None = None  # until it was open once
+        self._give_up: float | None = None  # deadline of the first connection
 
     def take(self) -> T | None:
         return self._items.popleft() if self._items else None
 
     def begin(self) -> Flow[None]:
-        while not self._has_begun and not self._is_over:
+        while not self._was_open and not self._is_over:
             yield from self._step()
 
     def more(self) -> Flow[bool]:
@@ -92,7 +93,7 @@ class Streaming(Source[T]):
                 self._is_closed = True
                 raise
             self._interrupt(str(error), getattr(error, "retry_after_s", None))
-            if not self._has_begun:
+            if not self._was_open:
                 if self._core.now() + self._pause_s > self._give_up:
                     raise
                 if isinstance(error, Disconnected) and error.outcome == "none":
@@ -102,34 +103,34 @@ class Streaming(Source[T]):
         self._is_closed = True
         yield from self._drop()
 
-    # -- for kinds of streams ------------------------------------------------------------------------------
+    # -- for subclasses ------------------------------------------------------------------------------------
 
     @property
     def _is_over(self) -> bool:
-        """Nothing can come any more."""
+        """No more items can come."""
         return self._is_closed
 
     def _prepare(self) -> Flow[Request]:
-        """What opens the stream."""
+        """Build the request that opens the stream."""
         raise NotImplementedError
 
-    def _take(self, event: Event) -> None:
-        """What an event means; items go to `_items`."""
+    def _handle(self, event: Event) -> None:
+        """Handle an event; items are appended to `_items`."""
         raise NotImplementedError
 
-    def _refused(self, error: ClientError) -> bool:
-        """Whether a refused opening can be put right by trying again at once."""
+    def _retry_refused(self, error: ClientError) -> bool:
+        """Handle a refused connection. True: try again at once."""
         return False
 
-    def _unanswered(self) -> None:
-        """The opening was not answered in time."""
+    def _connect_timed_out(self) -> None:
+        """Handle a connection that got no response in time."""
 
-    def _ends(self, code: int | str, message: str, topic: str) -> None:
-        """The server said why the stream will end, or gave advice."""
-        self._why = message or str(code)
+    def _handle_error(self, code: int | str, message: str, topic: str) -> None:
+        """Handle an `error` event."""
+        self._end_reason = message or str(code)
 
-    def _note(self, item: Interrupted | Resumed) -> None:
-        """For those who want to know."""
+    def _notify(self, item: Interrupted | Resumed) -> None:
+        """Report a change of the connection's state."""
 
     # -- the connection ------------------------------------------------------------------------------------
 
@@ -138,49 +139,49 @@ class Streaming(Source[T]):
         try:
             opened = yield Open(request, self.idle_s)
         except TimedOut:
-            self._unanswered()
+            self._connect_timed_out()
             raise
         if isinstance(opened, Response):
             error = error_of(self._core.url, opened.status, opened.body, opened.retry_after)
-            if self._refused(error):
+            if self._retry_refused(error):
                 return
             raise error
-        self._stream, self._has_begun, self._why = opened, True, ""
+        self._stream, self._was_open, self._end_reason = opened, True, ""
         self._core.outage.is_logged = False
-        self._reader.forget()
-        if self._is_out:
-            self._is_out = False
-            self._note(Resumed())
+        self._parser.reset()
+        if self._is_interrupted:
+            self._is_interrupted = False
+            self._notify(Resumed())
 
     def _read(self) -> Flow[None]:
         chunk: bytes = yield Read(self._stream)
         if not chunk:
             yield from self._drop()
             if not self._is_over:
-                self._interrupt(self._why or "the connection ended")
+                self._interrupt(self._end_reason or "the connection ended")
             return
         try:
-            events = self._reader.feed(chunk)
+            events = self._parser.feed(chunk)
         except ValueError as error:
             raise BadAnswer(self._core.url, str(error)) from None
         for event in events:
             if event.name == "error":
-                said = self._core.decoded(event.data, _Error)
-                self._ends(said.code, said.message, said.topic)
+                ended = self._core.decoded(event.data, _Error)
+                self._handle_error(ended.code, ended.message, ended.topic)
             else:
                 self._failures = 0
-                self._take(event)
+                self._handle(event)
 
     def _drop(self) -> Flow[None]:
         stream, self._stream = self._stream, None
         if stream is not None:
             yield Close(stream)
 
-    def _interrupt(self, why: str, asked_s: float | None = None) -> None:
-        """Not now. The next attempt waits a moment, up to what the server has said for all streams."""
-        retries = Retries(first_s=0.1, most_s=max(0.1, self._reader.retry_ms / 1000))
+    def _interrupt(self, reason: str, asked_s: float | None = None) -> None:
+        """Report the interruption once, and schedule the next attempt."""
+        retries = Retries(first_s=0.1, most_s=max(0.1, self._parser.retry_ms / 1000))
         self._pause_s = retries.pause_s(self._failures, self._core.chance, asked_s)
         self._failures += 1
-        if not self._is_out:
-            self._is_out = True
-            self._note(Interrupted(reason=why))
+        if not self._is_interrupted:
+            self._is_interrupted = True
+            self._notify(Interrupted(reason=reason))

@@ -1,11 +1,11 @@
-"""Spans of a client, for programs that trace with OpenTelemetry; docs/tracing.md.
+"""OpenTelemetry spans of the client; see docs/tracing.md.
 
-OpenTelemetry is used if the program has imported it, and never imported from here: who does not trace pays one look into a
-dict for each call, and needs no package. Records carry the trace they were written in as `meta.traceparent`.
+OpenTelemetry is used if the program has imported it, and never imported from here: programs that do not trace need no
+package and pay one dict lookup per call. Records carry their trace context in `meta.traceparent`.
 
-    publish   a write; records get this span as their parent
-    receive   a claim or fetch that brought something, linked to the spans that wrote it
-    process   a worker's handler, whose parent is the span that wrote the job
+    publish   a write; it is the parent span of the records
+    receive   a claim or fetch that returned records, linked to the spans that wrote them
+    process   a worker's handler; its parent is the span that wrote the job
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from topics.api.traces import META_KEY, read_traceparent
 from topics.client.answers import Job, Record, Written
 from topics.client.flows import Core, Flow, Repeat, Request
 
-LINKS_MAX = 128  # of one span
-_tracers: list[tuple[Any, Any]] = []  # the provider seen last, and its tracer
+LINKS_MAX = 128  # per span
+_tracers: list[tuple[Any, Any]] = []  # the current provider and its tracer
 
 
 def _api() -> Any:
@@ -39,7 +39,7 @@ def _tracer(api: Any) -> Any:
     return _tracers[0][1]
 
 
-# -- contexts as text --------------------------------------------------------------------------------------
+# -- trace contexts ----------------------------------------------------------------------------------------
 
 
 def _text(context: Any) -> str:
@@ -47,7 +47,7 @@ def _text(context: Any) -> str:
 
 
 def current_traceparent() -> str:
-    """Of the span that is current; empty when there is none."""
+    """The traceparent of the current span, or ""."""
     api = _api()
     if api is None:
         return ""
@@ -56,9 +56,9 @@ def current_traceparent() -> str:
 
 
 def traceparent_of(record: Record) -> str:
-    """In which trace a record was written; empty when in none."""
-    said = record.meta.get(META_KEY) if isinstance(record.meta, Mapping) else None
-    return read_traceparent(said.encode("ascii", "replace")) if isinstance(said, str) else ""
+    """The traceparent that a record was written with, or ""."""
+    value = record.meta.get(META_KEY) if isinstance(record.meta, Mapping) else None
+    return read_traceparent(value.encode("ascii", "replace")) if isinstance(value, str) else ""
 
 
 def _span_context(api: Any, traceparent: str) -> Any:
@@ -69,7 +69,7 @@ def _span_context(api: Any, traceparent: str) -> Any:
 
 
 def context_of(record: Record) -> Any:
-    """The context of the span that wrote the record, for `start_as_current_span(…, context=…)`; None when there was none."""
+    """The context of the span that wrote the record, for `start_as_current_span(…, context=…)`, or None."""
     api, traceparent = _api(), traceparent_of(record)
     if api is None or not traceparent:
         return None
@@ -86,7 +86,7 @@ def traced(request: Request, traceparent: str) -> Request:
 
 
 def traced_meta(meta: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The meta of a record that somebody else will write later, when the span that is current now is not any more."""
+    """Add the current trace context to the meta of a record that a background thread will write later."""
     traceparent = current_traceparent()
     if not traceparent or (meta is not None and (not isinstance(meta, Mapping) or META_KEY in meta)):
         return meta
@@ -94,7 +94,7 @@ def traced_meta(meta: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def publish(core: Core, topic: str, count: int, request: Request, repeat: Repeat) -> Flow[Written]:
-    """A write, and its span."""
+    """Send a write within a span."""
     api = _api()
     if api is None:
         return (yield from core.call(request, Written, repeat))
@@ -118,7 +118,7 @@ def publish(core: Core, topic: str, count: int, request: Request, repeat: Repeat
 
 
 def _attributes(core: Core, topic: str, name: str, kind: str, count: int) -> dict[str, Any]:
-    """As OpenTelemetry's conventions for messaging call them."""
+    """Attributes named by OpenTelemetry's semantic conventions for messaging."""
     return {
         "messaging.system": "topics",
         "messaging.destination.name": topic,
@@ -135,16 +135,16 @@ def _fail(api: Any, span: Any, error: BaseException) -> None:
     span.set_status(api.Status(api.StatusCode.ERROR, str(error)))
 
 
-# -- getting -----------------------------------------------------------------------------------------------
+# -- receiving ---------------------------------------------------------------------------------------------
 
 
-def begun_ns() -> int:
-    """When a call that may bring records began; 0 when nobody traces."""
+def span_start_ns() -> int:
+    """The start time for `trace_receive`; 0 without tracing."""
     return time.time_ns() if _api() is not None else 0
 
 
-def received(core: Core, topic: str, records: Sequence[Record], since_ns: int) -> None:
-    """The span of a call that brought these. Those that brought nothing, most of a poll's, have none."""
+def trace_receive(core: Core, topic: str, records: Sequence[Record], since_ns: int) -> None:
+    """Record a span for a call that returned records. Empty polls get none."""
     api = _api()
     if api is None or not records or not since_ns:
         return
@@ -163,7 +163,7 @@ def received(core: Core, topic: str, records: Sequence[Record], since_ns: int) -
 
 @contextlib.contextmanager
 def processing(core: Core, job: Job) -> Iterator[None]:
-    """A handler runs: its span is current, and what it writes belongs to the trace of the job."""
+    """Run a handler within a span, so that what it writes belongs to the trace of the job."""
     api = _api()
     if api is None:
         yield

@@ -1,4 +1,4 @@
-"""Workers: they take jobs, call a handler, keep leases alive meanwhile, and settle. For threads, and for asyncio."""
+"""Workers for threads and for asyncio: claim jobs, run a handler, extend leases meanwhile, ack or nack."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Handler: TypeAlias = Callable[[Job], object]
 AsyncHandler: TypeAlias = Callable[[Job], Awaitable[object]]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Python hears a signal after a wait: one that came just before it, or to another thread, waits as long.
-HEAR_S = 0.5
+# Python handles signals between waits: one that arrives just before a wait, or in another thread, is delayed by it.
+WAIT_MAX_S = 0.5
 
 
 class Worker:
-    """`run` works until `stop` is called, from another thread, a handler, or by a signal."""
+    """`run` works until `stop` is called from another thread, a handler, or a signal."""
 
     def __init__(
         self, client: Client, topic: str, handler: Handler, consumer: str | None, options: WorkerOptions
@@ -39,9 +39,9 @@ class Worker:
         self._client, self._handler = client, handler
         self._core = WorkerCore(client._core, topic, consumer, options)
         self._options = options
-        # SimpleQueue.put may be called from a signal handler, which a Condition does not survive.
+        # SimpleQueue.put is reentrant and may be called from a signal handler; a Condition may not.
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._is_stopping = False
 
     @property
@@ -49,43 +49,43 @@ class Worker:
         return self._core.stats
 
     def holds(self, job: Job) -> bool:
-        """Whether the lease is still ours, as far as is known: a long handler may stop when it is not."""
+        """Whether the lease is still held, as far as is known. A long handler may stop when it is not."""
         return self._core.holds(job)
 
     def stop(self) -> None:
-        """Take no more jobs. `run` returns when what is in hand is done, or when `grace_s` are over."""
+        """Claim no more jobs. `run` returns when the current jobs are done, or after `grace_s`."""
         self._is_stopping = True
-        self._news.put(None)
+        self._wakeups.put(None)
 
     def run(self, signals: Sequence[signal.Signals] = SIGNALS) -> WorkerStats:
-        """Work. In the main thread these signals stop it; a second one ends the process as usual."""
-        is_over = threading.Event()
-        # Threads that a stuck handler holds must not keep the process: they are daemons.
+        """Work until stopped. In the main thread, these signals stop it; a second one has its usual effect."""
+        ended = threading.Event()
+        # Daemon threads: a stuck handler must not keep the process alive.
         threads = [
-            threading.Thread(target=self._work, args=(is_over,), name=f"topics worker {i}", daemon=True)
+            threading.Thread(target=self._work, args=(ended,), name=f"topics worker {i}", daemon=True)
             for i in range(self._options.concurrency)
         ]
         threads.append(
-            threading.Thread(target=self._beat, args=(is_over,), name="topics leases", daemon=True)
+            threading.Thread(target=self._extend_leases, args=(ended,), name="topics leases", daemon=True)
         )
         for thread in threads:
             thread.start()
         try:
             with _stopped_by(signals, self.stop):
-                self._take_jobs()
+                self._claim_jobs()
                 self._finish()
         finally:
-            is_over.set()
+            ended.set()
             for _ in range(self._options.concurrency):
                 self._jobs.put(None)
         return self.stats
 
-    def _take_jobs(self) -> None:
+    def _claim_jobs(self) -> None:
         core = self._core
         while True:
-            while not self._news.empty():
-                self._news.get()
-            if self._is_stopping:  # looked at after the news, which may have told of it
+            while not self._wakeups.empty():
+                self._wakeups.get()
+            if self._is_stopping:  # checked after draining the wakeups, one of which may be from stop()
                 return
             if not core.free:
                 self._wait(math.inf)
@@ -100,35 +100,35 @@ class Worker:
                 self._jobs.put(job)
 
     def _finish(self) -> None:
-        """Wait for what is in hand; hand back what is not done in time."""
+        """Wait for the current jobs; release those not done in time."""
         core, now = self._core, self._client._core.now
         give_up = now() + self._options.grace_s
         while core.active and now() < give_up:
             self._wait(give_up - now())
         left = core.held
         if left:
-            log.warning("%d jobs are not done after %g s, and go to others", len(left), self._options.grace_s)
+            log.warning("%d jobs are not done after %g s; releasing them", len(left), self._options.grace_s)
             self._client.run(core.release(left))
 
     def _wait(self, timeout_s: float) -> None:
-        """Until something has changed."""
+        """Wait for a wakeup."""
         while timeout_s > 0:
             with contextlib.suppress(queue.Empty):
-                return self._news.get(timeout=min(timeout_s, HEAR_S))
-            timeout_s -= HEAR_S
+                return self._wakeups.get(timeout=min(timeout_s, WAIT_MAX_S))
+            timeout_s -= WAIT_MAX_S
 
-    def _work(self, is_over: threading.Event) -> None:
+    def _work(self, ended: threading.Event) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 if self._is_stopping:
                     self._client.run(self._core.release([job]))
                 else:
                     self._client.run(self._core.finish(job, self._handle(job)))
-            except Exception:  # a thread less would do less, and say nothing
-                if is_over.is_set():  # whoever ran it has gone on, and may have closed the client
+            except Exception:  # keep the thread alive
+                if ended.is_set():  # run() has returned, and the client may be closed
                     return
                 log.exception("%s seq %d cannot be settled", job.topic, job.seq)
-            self._news.put(None)
+            self._wakeups.put(None)
 
     def _handle(self, job: Job) -> BaseException | None:
         try:
@@ -136,15 +136,15 @@ class Worker:
                 self._handler(job)
         except BaseException as error:
             log.info("%s seq %d failed", job.topic, job.seq, exc_info=error)
-            if not isinstance(error, Exception):  # sys.exit() means the program
+            if not isinstance(error, Exception):  # sys.exit() is meant to end the program
                 self.stop()
             return error
         return None
 
-    def _beat(self, is_over: threading.Event) -> None:
-        while not is_over.wait(self._core.beat_s):
+    def _extend_leases(self, ended: threading.Event) -> None:
+        while not ended.wait(self._core.extend_every_s):
             try:
-                self._client.run(self._core.beat())
+                self._client.run(self._core.extend_leases())
             except Exception:
                 log.exception("cannot extend leases")
 
@@ -161,7 +161,7 @@ def _stopped_by(signals: Sequence[signal.Signals], stop: Callable[[], None]) -> 
             signal.signal(number, handler)
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        restore()  # a second one is not for us
+        restore()  # a second signal has its usual effect
         stop()
 
     for number in signals:
@@ -173,7 +173,7 @@ def _stopped_by(signals: Sequence[signal.Signals], stop: Callable[[], None]) -> 
 
 
 class AsyncWorker:
-    """`run` works until `stop` is called, or by a signal."""
+    """`run` works until `stop` is called or a signal arrives."""
 
     def __init__(
         self,
@@ -195,36 +195,36 @@ class AsyncWorker:
         return self._core.stats
 
     def holds(self, job: Job) -> bool:
-        """Whether the lease is still ours, as far as is known: a long handler may stop when it is not."""
+        """Whether the lease is still held, as far as is known. A long handler may stop when it is not."""
         return self._core.holds(job)
 
     def stop(self) -> None:
-        """Take no more jobs. `run` returns when what is in hand is done, or when `grace_s` are over."""
+        """Claim no more jobs. `run` returns when the current jobs are done, or after `grace_s`."""
         self._is_stopping = True
         self._changed.set()
 
     async def run(self, signals: Sequence[signal.Signals] = SIGNALS) -> WorkerStats:
-        """Work. In the main thread these signals stop it; a second one ends the process as usual.
+        """Work until stopped. In the main thread, these signals stop it; a second one has its usual effect.
 
-        When this is cancelled its handlers are, and their jobs go to others at once.
+        Cancelling it cancels its handlers and releases their jobs at once.
         """
-        beats = asyncio.create_task(self._beat(), name="topics leases")
+        extending = asyncio.create_task(self._extend_leases(), name="topics leases")
         try:
-            with _stopping_loop(signals, self.stop):
-                await self._take_jobs()
+            with _loop_stopped_by(signals, self.stop):
+                await self._claim_jobs()
                 await self._finish()
         finally:
             self._is_ending = True
-            # The leases of handlers that do not end at once are kept until they are handed back.
+            # Leases are extended until the handlers have ended and their jobs are released.
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            beats.cancel()
+            extending.cancel()
             if self._core.held:
                 await asyncio.shield(self._client.run(self._core.release(self._core.held)))
         return self.stats
 
-    async def _take_jobs(self) -> None:
+    async def _claim_jobs(self) -> None:
         core = self._core
         while not self._is_stopping:
             if not core.free:
@@ -245,7 +245,7 @@ class AsyncWorker:
                 task.add_done_callback(self._tasks.discard)
 
     async def _finish(self) -> None:
-        """Wait for what is in hand; what is not done in time is cancelled, and handed back."""
+        """Wait for the current jobs; `run` cancels and releases those not done in time."""
         now = self._client._core.now
         give_up = now() + self._options.grace_s
         while self._core.active and now() < give_up:
@@ -269,16 +269,16 @@ class AsyncWorker:
             return error
         return None
 
-    async def _beat(self) -> None:
+    async def _extend_leases(self) -> None:
         while True:
-            await asyncio.sleep(self._core.beat_s)
+            await asyncio.sleep(self._core.extend_every_s)
             try:
-                await self._client.run(self._core.beat())
+                await self._client.run(self._core.extend_leases())
             except Exception:
                 log.exception("cannot extend leases")
 
     async def _wait(self, timeout_s: float | None) -> None:
-        """Until something has changed."""
+        """Wait for a change."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -286,7 +286,7 @@ class AsyncWorker:
 
 
 @contextlib.contextmanager
-def _stopping_loop(signals: Sequence[signal.Signals], stop: Callable[[], None]) -> Iterator[None]:
+def _loop_stopped_by(signals: Sequence[signal.Signals], stop: Callable[[], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,12 +1,12 @@
-"""What a worker decides: how much to take, which leases to keep alive, and what becomes of a job.
+"""Logic of a worker without I/O: how many jobs to claim, which leases to extend, how to settle a job.
 
-    claim ──► in hand ── handler returns ──► ack
-                 │ ────── raises ──────────► nack, later and later
+    claim ──► running ── handler returns ──► ack
+                 │ ────── raises ──────────► nack, with backoff
                  │ ────── raises GiveUp ───► dead letter
-                 │ ────── heartbeat skips it: the lease is lost, and with it the say
-                 └ stop before it began ───► nack, kind release: as if it had never been handed out
+                 │ ────── lease lost ──────► not settled
+                 └ stopped before it ran ──► nack with kind release: not counted as a delivery
 
-Jobs are claimed, not streamed: a broken connection would take the leases of a stream with it.
+Jobs are claimed, not streamed: leases of a stream end with its connection.
 """
 
 from __future__ import annotations
@@ -24,69 +24,69 @@ from topics.client.queue_calls import ack, claim, extend, fetch, nack, term
 log = logging.getLogger("topics.worker")
 
 BACKOFF = Retries(first_s=1.0, most_s=300.0)
-BEATS = 3  # of a lease: two may fail
-REASON_CHARS_MAX = 250  # of at most four bytes each; the server takes 1024
+EXTENSIONS_PER_LEASE = 3  # so that two may fail
+REASON_CHARS_MAX = 250  # of up to four bytes each; the server's limit is 1024 bytes
 
 
 class GiveUp(Exception):
-    """Raised by a handler: this job can never be done. It goes to the dead letters, with this reason."""
+    """Raised by a handler whose job can never succeed: the job becomes a dead letter with this reason."""
 
 
 class RetryLater(Exception):
-    """Raised by a handler: not now. The job comes back after this time."""
+    """Raised by a handler to have the job redelivered after this delay."""
 
     def __init__(self, delay_s: float, reason: str = "") -> None:
-        super().__init__(reason or f"again in {delay_s:g} s")
+        super().__init__(reason or f"retry in {delay_s:g} s")
         self.delay_s = delay_s
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """How a worker works. `poll_ms` is also how long a stop may wait for a claim that is on its way."""
+    """Options of a worker. `poll_ms` is also how long a stop may wait for a claim in flight."""
 
     concurrency: int = 1
     lease_ms: int = 30_000
     poll_ms: int = 2_000
     backoff: Retries = BACKOFF
-    grace_s: float = 25.0  # for what is in hand when it stops
+    grace_s: float = 25.0  # for running jobs when it stops
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= 1000:
-            raise ValueError("concurrency is 1 to 1000")
+            raise ValueError("concurrency must be 1 to 1000")
         if self.lease_ms < 100:
-            raise ValueError("lease_ms is at least 100")
+            raise ValueError("lease_ms must be at least 100")
 
 
 @dataclass(slots=True)
 class WorkerStats:
     done: int = 0
-    failed: int = 0  # handed back after an exception
+    failed: int = 0  # nacked after an exception
     given_up: int = 0
-    lost: int = 0  # the lease was gone before the job was done
-    released: int = 0  # handed back untouched, by a stop
+    lost: int = 0  # the lease ended before the job was done
+    released: int = 0  # returned by a stop before they ran
 
 
 class WorkerCore:
-    """Jobs in hand. Its flows may run in several threads at once."""
+    """The claimed jobs of a worker. Thread-safe."""
 
     def __init__(self, core: Core, topic: str, consumer: str | None, options: WorkerOptions) -> None:
         self._topic, self._consumer = topic, consumer
         self.options = options
         self._lock = threading.RLock()
         self.stats = WorkerStats()
-        self._active = 0  # claimed, and neither settled nor handed back
-        self._held: dict[int, Job] = {}  # by seq: those whose leases are kept alive
-        # A claim that fails is not tried for long by itself: a stop has to be noticed.
+        self._active = 0  # claimed, and neither settled nor released
+        self._held: dict[int, Job] = {}  # by seq: jobs whose leases are extended
+        # Claims are not retried within a call, so that a stop is noticed.
         self._core = dataclasses.replace(core, retries=dataclasses.replace(core.retries, for_s=0.0))
-        # What holds a lease must be told before the lease ends.
+        # Settling makes no sense after the lease has ended.
         self._settling = dataclasses.replace(
             core, retries=dataclasses.replace(core.retries, for_s=options.lease_ms / 1000)
         )
         self._failures = 0  # of claims, in a row
 
     @property
-    def beat_s(self) -> float:
-        return self.options.lease_ms / 1000 / BEATS
+    def extend_every_s(self) -> float:
+        return self.options.lease_ms / 1000 / EXTENSIONS_PER_LEASE
 
     @property
     def free(self) -> int:
@@ -128,29 +128,29 @@ class WorkerCore:
             self._active += len(claimed.jobs)
             for job in claimed.jobs:
                 if job.seq in self._held:
-                    # Handed out again, to us: somebody took the lease of the other delivery.
-                    self._lost(job.seq)
+                    # Redelivered to this worker: the lease of the earlier delivery has ended.
+                    self._count_lost(job.seq)
                 self._held[job.seq] = job
 
     def claim_failed(self, error: ClientError) -> float:
-        """How long to wait. Raises what no waiting will change."""
+        """How long to wait before the next claim. Raises errors that cannot be retried."""
         if not may_repeat(error, Repeat.SAFE):
             raise error
         if not self._failures:
-            log.warning("cannot claim, and will try until it works: %s", error)
+            log.warning("cannot claim jobs, retrying: %s", error)
         asked_s = getattr(error, "retry_after_s", None)
         self._failures += 1
         return self._core.retries.pause_s(self._failures - 1, self._core.chance, asked_s)
 
-    # -- what becomes of a job -----------------------------------------------------------------------------
+    # -- settling ------------------------------------------------------------------------------------------
 
     def finish(self, job: Job, error: BaseException | None) -> Flow[None]:
-        """The handler has returned, or raised this."""
-        # From here on the lease is not extended: an extension that crosses an ack would look like a loss.
-        is_held = self._let_go(job)
+        """Settle a job whose handler has returned, or raised this error."""
+        # From here on the lease is not extended: an extension that crosses the ack would look like a lost lease.
+        is_held = self._stop_holding(job)
         try:
             if not is_held:
-                return  # its lease was lost, and that was counted
+                return  # the lease was lost, and has been counted
             if error is None:
                 settled = yield from ack(self._settling, job)
                 self._count(done=settled.done)
@@ -161,18 +161,18 @@ class WorkerCore:
                 settled = yield from nack(self._settling, job, delay_ms=self._delay_ms(job, error))
                 self._count(failed=settled.done)
             if settled.skipped:
-                # Or an earlier attempt was carried out and its answer lost: nobody can tell.
-                self._lost(job.seq)
+                # Or an earlier attempt succeeded and its response was lost: these cannot be told apart.
+                self._count_lost(job.seq)
         except ClientError as failure:
             self._count(lost=1)
             log.warning(
-                "%s seq %d: cannot be settled, so it will come again: %s", job.topic, job.seq, failure
+                "%s seq %d: cannot be settled and will be redelivered: %s", job.topic, job.seq, failure
             )
         finally:
             self._count(active=-1)
 
-    def _let_go(self, job: Job) -> bool:
-        """Whether it was held. Another delivery of the same job is another one."""
+    def _stop_holding(self, job: Job) -> bool:
+        """Whether this delivery of the job was held."""
         with self._lock:
             if self._held.get(job.seq) is not job:
                 return False
@@ -192,7 +192,7 @@ class WorkerCore:
         try:
             return (yield from nack(self._settling, job, kind="dead", reason=reason))
         except InvalidRequest:
-            log.warning("%s has no dead_letter topic, so seq %d comes again: %s", job.topic, job.seq, reason)
+            log.warning("%s has no dead_letter topic; retrying seq %d later: %s", job.topic, job.seq, reason)
             delay_ms = round(self.options.backoff.most_s * 1000)
             return (yield from nack(self._settling, job, delay_ms=delay_ms))
 
@@ -202,20 +202,22 @@ class WorkerCore:
         return round(self.options.backoff.pause_s(job.deliveries - 1, self._core.chance) * 1000)
 
     def release(self, jobs: list[Job]) -> Flow[None]:
-        """Hand back what was not begun, as if it had never been handed out."""
-        mine = [job for job in jobs if self._let_go(job)]
+        """Return jobs that did not run, without counting the delivery."""
+        mine = [job for job in jobs if self._stop_holding(job)]
         try:
             settled = yield from nack(self._settling, mine, kind="release")
             self._count(released=settled.done)
         except ClientError as failure:
-            log.warning("%d jobs come back when their leases end: %s", len(mine), failure)
+            log.warning(
+                "cannot release %d jobs; they are redelivered when their leases end: %s", len(mine), failure
+            )
         finally:
             self._count(active=-len(jobs))
 
     # -- leases --------------------------------------------------------------------------------------------
 
-    def beat(self) -> Flow[None]:
-        """Keep the leases of what is in hand. Those that are lost are not ours to settle any more."""
+    def extend_leases(self) -> Flow[None]:
+        """Extend the leases of all held jobs. Jobs whose leases are lost will not be settled."""
         jobs = {job.seq: job for job in self.held}
         try:
             settled = yield from extend(self._core, jobs.values(), self.options.lease_ms)
@@ -223,10 +225,10 @@ class WorkerCore:
             log.warning("cannot extend %d leases now: %s", len(jobs), error)
             return
         for seq in settled.skipped:
-            # What was settled while this was on its way is not held any more.
-            if self._let_go(jobs[seq]):
-                self._lost(seq)
+            # Jobs settled since the request was sent are no longer held.
+            if self._stop_holding(jobs[seq]):
+                self._count_lost(seq)
 
-    def _lost(self, seq: int) -> None:
+    def _count_lost(self, seq: int) -> None:
         self._count(lost=1)
-        log.warning("%s seq %d: the lease is lost; it may be done twice", self._topic, seq)
+        log.warning("%s seq %d: the lease was lost; the job may run twice", self._topic, seq)

@@ -1,9 +1,9 @@
-"""A real server for the tests of programs that use one: its processes, a port and a data directory of its own.
+"""A real server for tests, with its own processes, port and data directory.
 
     with running_server() as server, server.client() as client:
         client.write("orders", {"item": "tea"})
 
-For pytest there are fixtures in `topics.testing.fixtures`.
+`topics.testing.fixtures` has pytest fixtures.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from topics.client.flows import Retries
 if TYPE_CHECKING:
     from topics.client.asynchronous import AsyncClient
 
-START_S = 60.0  # a loaded machine
+START_S = 60.0  # enough on a loaded machine
 STOP_S = 30.0
 
 
 class TestServer:
-    """One server. `environment` adds to, and overrides, the settings that every test server has."""
+    """A server process. `environment` extends and overrides the default settings of test servers."""
 
-    __test__ = False  # it is no test, whatever pytest thinks of its name
+    __test__ = False  # not a test class, despite its name
 
     def __init__(
         self, folder: Path, *, shards: int = 1, environment: Mapping[str, str] | None = None
@@ -47,7 +47,7 @@ class TestServer:
 
     @property
     def log(self) -> str:
-        """What the server has said."""
+        """The server's log output."""
         return (self.folder / "server.log").read_text(errors="replace")
 
     @property
@@ -56,7 +56,7 @@ class TestServer:
 
     @property
     def token(self) -> str:
-        """The first key of TOPICS_API_KEYS, which its clients use; "" without keys."""
+        """The first key of TOPICS_API_KEYS, used by `client`; "" without keys."""
         return self.environment.get("TOPICS_API_KEYS", "").split(",")[0].split(":")[0]
 
     def client(self, **options: Any) -> Client:
@@ -68,18 +68,18 @@ class TestServer:
         return AsyncClient(self.url, **{"token": self.token, **options})
 
     def start(self) -> TestServer:
-        """Start, or start again: on the same port and with the same data."""
+        """Start, or restart on the same port with the same data."""
         self.folder.mkdir(parents=True, exist_ok=True)
         port_file = self.folder / "port"
         port_file.unlink(missing_ok=True)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
-        # These very modules, installed or not; and not a folder `workers` of where the tests happen to run.
+        # Run this checkout's modules, not a directory named `workers` in the current one.
         package = str(Path(topics.__file__).resolve().parents[1])
         environment = {
             **clean,
             "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")])),
             "TOPICS_HOST": "127.0.0.1",
-            # The port of before: who is connected comes back by itself.
+            # After a restart the same port, so that clients can reconnect.
             "TOPICS_PORT": self.url.rpartition(":")[2] or "0",
             "TOPICS_PORT_FILE": str(port_file),
             "TOPICS_DATA_DIR": str(self.data_dir),
@@ -108,7 +108,7 @@ class TestServer:
     def _check(self, give_up: float) -> None:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise RuntimeError(f"the server ended with {self._process.returncode}:\n{self.log}")
+            raise RuntimeError(f"the server exited with {self._process.returncode}:\n{self.log}")
         if time.monotonic() > give_up:
             self.close()
             raise RuntimeError(f"the server did not start within {START_S:g} s:\n{self.log}")
@@ -122,25 +122,25 @@ class TestServer:
                 except (Disconnected, NotReady):
                     self._check(give_up)
                     time.sleep(0.02)
-                except ClientError:  # with keys on probes any answer will do
+                except ClientError:  # with TOPICS_PROBE_AUTH any response will do
                     return
 
     def stop(self) -> int:
-        """SIGTERM: what is acknowledged is synced, streams end. The exit code."""
+        """Stop with SIGTERM; return the exit code. Acknowledged writes are synced, streams end."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(STOP_S)
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes, as in a crash."""
+        """Kill all processes with SIGKILL, as in a crash."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(STOP_S)
         give_up = time.monotonic() + STOP_S
         while _group_lives(self._process.pid) and time.monotonic() < give_up:
-            time.sleep(0.005)  # its files are locked until the last one is gone
+            time.sleep(0.005)  # the data directory is locked until the last process is gone
 
     def restart(self) -> None:
         self.stop()
@@ -149,7 +149,7 @@ class TestServer:
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
-        # Whose sockets lie elsewhere; the next start would remove them, and there is none.
+        # RUN names the directory of the sockets, which the next start would remove.
         with contextlib.suppress(OSError):
             shutil.rmtree((self.data_dir / "RUN").read_text().strip())
 
@@ -167,10 +167,10 @@ def _group_lives(group: int) -> bool:
 def running_server(
     folder: Path | str | None = None, *, shards: int = 1, environment: Mapping[str, str] | None = None
 ) -> Iterator[TestServer]:
-    """A server that is gone with its data when the block ends; the data stays when you name a folder."""
+    """Run a server within a `with` block. Its data is deleted afterwards, unless `folder` is given."""
     with contextlib.ExitStack() as stack:
         if folder is None:
-            # A worker that is being killed may still make a file.
+            # A worker that is being killed may still create a file.
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix="topics-", ignore_cleanup_errors=True)
             )

@@ -1,8 +1,8 @@
-"""Fixtures for pytest. In a conftest.py:
+"""Pytest fixtures. In a conftest.py:
 
     from topics.testing.fixtures import topics_client, topics_server  # noqa: F401
 
-`topics_server` is one server for the whole run; use topics of your own in each test. `topics_client` is a client of it.
+`topics_server` is one server for the whole run, so each test should use its own topics. `topics_client` is a client of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topics.testing import TestServer, running_server
 
 @pytest.fixture(scope="session")
 def topics_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
-    """A real server, started once."""
+    """A server, started once per test run."""
     with running_server(tmp_path_factory.mktemp("topics")) as server:
         yield server
 

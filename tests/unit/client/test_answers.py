@@ -14,7 +14,7 @@ from topics.api.responses import consumers as consumer_responses
 from topics.api.responses import forwards as forward_responses
 from topics.api.responses import records as responses
 from topics.api.responses import transactions as transaction_responses
-from topics.client import answers, calls, errors, queue_calls, router_calls, transaction_calls, watching
+from topics.client import answers, calls, errors, queue_calls, router_calls, transaction_calls, watch_streams
 
 PAIRS = [
     (responses.Config, answers.TopicConfig),
@@ -88,7 +88,7 @@ def test_what_can_be_asked_for_can_be_said() -> None:
     # `node` of a read says whose records are left out, and is called so.
     # Epochs are always asked for by who reads.
     assert names(schemas.DiffBody) - {"node", "from_ts", "include_epoch"} <= parameters(calls.read)
-    for call in (watching.watch, watching.tail):
+    for call in (watch_streams.watch, watch_streams.tail):
         assert names(schemas.WatchBody) - {"node", "topics", "include_epoch"} <= parameters(call)
     assert names(schemas.ClaimBody) <= parameters(queue_calls.claim)
     assert names(schemas.FetchBody) <= parameters(queue_calls.fetch)

@@ -72,7 +72,7 @@ def test_failures_are_told_once() -> None:
     batcher: Batcher[str] = Batcher("t", LONG)
     batch, index = send(batcher, b"x")
     send(batcher, b"y")
-    batcher.hurry()
+    batcher.flush()
     assert batcher.due_at() == 0.0
     error = errors.Disconnected("u", "gone", "unknown")
     batcher.settle(batcher.take(), [error, 7])
@@ -126,7 +126,7 @@ def test_batches_are_written_once_in_order_and_without_the_bad_ones(seed: int) -
     world.script = Script()
     while batcher.due_at() is not None:
         batch = batcher.take()
-        batch.born_at = world.now
+        batch.created_at = world.now
         batcher.settle(batch, world.run(deliver(world.core, "t", Batching(deliver_for_s=1e6), batch)))
     good = [value for value in values if value != "bad"]
     assert topic.records == good

@@ -92,7 +92,7 @@ def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     refused = errors.Disconnected(URL, "connection refused", "none")
     world = World(refused, refused, refused, OK, OK, refused, OK)
     world.run(write(world.core, "t", 1))
-    assert caplog.messages == [f"cannot reach {URL}: connection refused; trying again for 30 s"]
+    assert caplog.messages == [f"cannot reach {URL}: connection refused; retrying for 30 s"]
     producer = dataclasses.replace(world.core, retries=Retries(for_s=60))
     world.run(write(producer, "t", 1))
     world.run(write(producer, "t", 1))

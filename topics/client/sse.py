@@ -1,10 +1,10 @@
-"""Server-sent events: from the bytes of a stream to what they say."""
+"""Parser for server-sent events."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-LINE_BYTES_MAX = 64 << 20  # several times what the largest event can have
+LINE_BYTES_MAX = 64 << 20  # several times the largest event
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,28 +13,28 @@ class Event:
     data: bytes
 
 
-class EventReader:
-    """Takes bytes as they come. An event that the end of a connection cuts off has not happened.
+class EventParser:
+    """Parses a stream of bytes, over several connections.
 
-    ValueError: a line without an end, which no topics server sends.
+    ValueError: a line is too long to be from a topics server.
     """
 
     def __init__(self) -> None:
-        self.last_id = ""  # of the last whole event: what a later connection goes on from
+        self.last_id = ""  # of the last complete event: where the next connection resumes
         self.retry_ms = 2000
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """The connection has ended; what it did not finish is dropped."""
-        self._rest: list[bytes] = []  # of a line that is not whole yet
+    def reset(self) -> None:
+        """Start of a new connection: drop the incomplete event of the previous one."""
+        self._rest: list[bytes] = []  # of an incomplete line
         self._rest_bytes = 0
-        self._begin()
+        self._begin_event()
 
-    def _begin(self) -> None:
+    def _begin_event(self) -> None:
         self._name, self._id, self._data = "message", self.last_id, list[bytes]()
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that these bytes end."""
+        """Parse bytes; return the events that they complete."""
         if b"\n" not in chunk:
             self._rest.append(chunk)
             self._rest_bytes += len(chunk)
@@ -54,7 +54,7 @@ class EventReader:
 
     def _line(self, line: bytes) -> Event | None:
         if not line:
-            return self._end()
+            return self._end_event()
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         match field:
@@ -66,12 +66,12 @@ class EventReader:
                 self._id = value.decode("utf-8", "replace")
             case b"retry" if value.isdigit():
                 self.retry_ms = int(value)
-            case _:  # a comment has an empty name; fields that are not known mean nothing
+            case _:  # a comment (its field name is empty) or an unknown field
                 pass
         return None
 
-    def _end(self) -> Event | None:
+    def _end_event(self) -> Event | None:
         self.last_id = self._id
         event = Event(self._name, b"\n".join(self._data)) if self._data else None
-        self._begin()
+        self._begin_event()
         return event

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.support.event_server import event, records
 from topics.client import answers, errors
-from topics.client.event_stream import Event, EventReader
 from topics.client.flows import Close, Core, Flow, Open, Read, Response, Retries, Send, Sleep
-from topics.client.watching import NAMES_MAX, tail, watch
+from topics.client.sse import Event, EventParser
+from topics.client.watch_streams import NAMES_MAX, tail, watch
 
 URL = "http://server"
 
@@ -335,13 +335,13 @@ STREAM = (
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM))))
 def test_events_do_not_depend_on_how_they_arrive(cuts: list[int]) -> None:
-    reader = EventReader()
+    reader = EventParser()
     at, found = 0, []
     for end in [*sorted(cuts), len(STREAM)]:
         found += reader.feed(STREAM[at:end])
         at = end
     assert found == [Event("record", b"{}"), Event("other", b"1\n2"), Event("message", b"")]
     assert (reader.last_id, reader.retry_ms) == ("three", 500)
-    reader.forget()
+    reader.reset()
     assert reader.feed(b"\n") == []
     assert reader.last_id == "three"

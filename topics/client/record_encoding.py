@@ -1,4 +1,4 @@
-"""Records on their way out, as JSON."""
+"""JSON encoding of records for write requests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 
 
 class NewRecord(msgspec.Struct, omit_defaults=True):
-    """A record to write. `data` is anything that msgspec makes JSON of, or bytes.
+    """A record to write. `data` is any value that msgspec can encode as JSON, or bytes.
 
-    `None` in `data` is a value (`null`). Bytes have no `meta`, and do not share a write with other values.
-    Numbers that JSON has no word for (NaN, infinity) would become `null`.
+    `None` is a value (`null`). Records of bytes have no `meta` and cannot share a write with other values.
+    Numbers that JSON cannot represent (NaN, infinity) become `null`.
     """
 
     data: Any
@@ -23,8 +23,8 @@ class NewRecord(msgspec.Struct, omit_defaults=True):
     ttl_ms: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.data, NewRecord):  # its tag would become part of the data, without a word
-            raise TypeError("a NewRecord is no data: give its fields one by one, or use write_many")
+        if isinstance(self.data, NewRecord):  # it would be encoded as the data, tag and all
+            raise TypeError("data cannot be a NewRecord: pass its fields, or use write_many")
 
 
 class _Bytes(msgspec.Struct, omit_defaults=True):
@@ -43,18 +43,18 @@ def is_bytes(record: Any) -> bool:
 
 
 def encode(record: Any) -> bytes:
-    """A record of a write's body. TypeError says what has no form in JSON."""
+    """Encode one record. TypeError: a value has no JSON representation."""
     if not isinstance(record, NewRecord):
         record = NewRecord(record)
     if not is_bytes(record):
         return _encode(record)
     if record.meta is not None:
-        raise TypeError("a record of bytes has no meta")
+        raise TypeError("a record of bytes cannot have meta")
     text = base64.b64encode(record.data).decode()
     return _encode(_Bytes(text, record.tag, record.node, record.ttl_ms))
 
 
-def body_of(records: Sequence[bytes], said: Mapping[str, Any] | None = None) -> bytes:
-    """The body of a write: encoded records, and what is said beside them."""
+def body_of(records: Sequence[bytes], fields: Mapping[str, Any] | None = None) -> bytes:
+    """The body of a write: encoded records and further fields."""
     joined = b'{"records":[' + b",".join(records) + b"]"
-    return joined + b"," + _encode(said)[1:] if said else joined + b"}"
+    return joined + b"," + _encode(fields)[1:] if fields else joined + b"}"
