@@ -21,7 +21,7 @@ from router.shard_client import ShardClient
 from topics.api.api_keys import secrets_of
 from topics.link.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
 from topics.system import logs
-from topics.system.extras import install
+from topics.system.extras import install_command
 from topics.system.process import FrontSpec
 from topics.system.settings import Settings, wants_spans
 
@@ -42,7 +42,9 @@ def open_spans(front: int) -> Spans | None:
         from router.spans import Spans
     except ImportError as error:
         # TOPICS_OTEL=1 without the packages has been refused; the variables of others may be meant for others.
-        logger.warning("no spans: %s; %s, or set TOPICS_OTEL=0", error, install("otel"))
+        logger.warning(
+            "request spans are off: %s; run %s, or set TOPICS_OTEL=0", error, install_command("otel")
+        )
         return None
     return Spans(front)
 

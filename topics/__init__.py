@@ -8,15 +8,15 @@ if TYPE_CHECKING:
     from topics.client import AsyncClient as AsyncClient
     from topics.client import Client as Client
 
-# The only place that says it: the package's metadata is made from this line.
+# The version in the package metadata is read from this line.
 __version__ = "0.1.0.dev0"
 
-_OF_THE_CLIENT = ("AsyncClient", "Client")
+_LAZY = ("AsyncClient", "Client")
 
 
 def __getattr__(name: str) -> Any:
-    # The server's processes import this package, too: they do not pay for a client.
-    if name in _OF_THE_CLIENT:
+    # The server's processes import this package too, and do not need the client.
+    if name in _LAZY:
         import topics.client
 
         return getattr(topics.client, name)
@@ -24,4 +24,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_OF_THE_CLIENT])
+    return sorted([*globals(), *_LAZY])

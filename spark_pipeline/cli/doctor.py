@@ -23,7 +23,7 @@ from spark_pipeline.tasks.server import Refused, Unreachable
 from topics.api.errors import TopicsError
 from topics.cli.formatting import printable
 from topics.engine.storage.layout import COLD_ID_NAME
-from topics.system.extras import install
+from topics.system.extras import install_command
 
 GOOD, BAD, LEFT_OUT = "ok", "failed", "skipped"
 
@@ -126,9 +126,9 @@ class Doctor:
             try:
                 told.append(f"{name} {importlib.metadata.version(name)}")
             except importlib.metadata.PackageNotFoundError:
-                raise Failed(f"{name} is not installed", install("spark")) from None
+                raise Failed(f"{name} is not installed", install_command("spark")) from None
         if not told[0].startswith("pyspark 4.3."):
-            raise Failed(f"{told[0]} is not the version that is supported", install("spark"))
+            raise Failed(f"{told[0]} is not the version that is supported", install_command("spark"))
         return ", ".join(told)
 
     def _spark(self) -> str:

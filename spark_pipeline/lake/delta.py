@@ -30,7 +30,7 @@ from spark_pipeline.lake.table import (
     remove_files,
 )
 from spark_pipeline.tasks.export import WANTED, ExportFile, sync
-from topics.system.extras import install
+from topics.system.extras import install_command
 
 LOG = "_delta_log"
 APPLICATION = "topics-spark:"
@@ -134,7 +134,9 @@ def _package() -> Any:
     try:
         import deltalake
     except ImportError:
-        raise LakeUnavailable(f"Delta tables need the package deltalake: {install('delta')}") from None
+        raise LakeUnavailable(
+            f"Delta tables need the package deltalake: {install_command('delta')}"
+        ) from None
     return deltalake
 
 

@@ -1,4 +1,4 @@
-"""Makes docs/configuration.md of the settings in the code: `python -m tests.support.configuration_page` writes it."""
+"""Generates docs/configuration.md from the settings in the code: `python -m tests.support.configuration_page`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from topics.system.settings import LogFormat, Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 
-# The first setting of each group, in the order of the fields.
+# Headings, by the first setting of each group.
 GROUPS = {
-    "host": "Where it listens, and for whom",
-    "data_dir": "Where data is, and in what portions",
-    "max_body_bytes": "What a request may hold",
-    "max_topics": "What may exist at once",
-    "fronts": "How the processes run",
+    "host": "Listening and access",
+    "data_dir": "Storage",
+    "max_body_bytes": "Requests",
+    "max_topics": "Caps",
+    "fronts": "Processes",
 }
-# Where more is said.
+# Links and notes.
 MORE = {
     "api_keys": "[keys](http/access.md#keys)",
     "allowed_hosts": "[web pages](http/access.md#web-pages)",
@@ -94,7 +94,7 @@ def _tables() -> Iterator[str]:
         if name in GROUPS:
             yield f"\n## {GROUPS[name]}\n\n| Variable | Default | Values | Meaning | See |\n|---|---|---|---|---|\n"
         default, meaning = shown[settings.variable(name)]
-        # The help text has a default that is no value in brackets; here it has a column.
+        # The help text has a default that is not a value in brackets; here it has its own column.
         meaning, _, said = meaning.partition(" [")
         default = f"`{default}`" if default else said.rstrip("]") or "–"
         cells = [

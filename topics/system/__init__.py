@@ -1,1 +1,1 @@
-"""The environment of a process: settings, logging, output, read-only files."""
+"""Process environment: settings, logging, standard streams, read-only file access."""

@@ -1,10 +1,11 @@
-"""How to get packages that only some need: what a message says."""
+"""Optional dependencies."""
 
 from __future__ import annotations
 
 import sys
 
 
-def install(extra: str) -> str:
-    """The command. Named with its interpreter: another pip would find no topics there, and take the public index's."""
+def install_command(extra: str) -> str:
+    """The pip command that installs an extra. With the path of the interpreter: another pip would not find this package,
+    and install the one of the same name from the public index."""
     return f"{sys.executable} -m pip install 'topics[{extra}]'"

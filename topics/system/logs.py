@@ -1,10 +1,9 @@
-"""Logging to stderr: one line for people on a terminal, one JSON object a line for machines.
+"""Logging to stderr: human-readable lines on a terminal, JSON lines otherwise.
 
     12:30:05.123 info  shard 0: recovered topics=12 took_ms=340
     {"ts":"2024-05-01T12:30:05.123Z","level":"info","process":"shard 0","pid":71,"message":"recovered","fields":{…}}
 
-Fields travel with the record, so the two formats carry the same facts. Secrets that
-were given to `configure` are blotted out of messages, fields and tracebacks.
+Both formats have the same fields. Secrets passed to `configure` are redacted from messages, fields and tracebacks.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import time
 from collections.abc import Iterable
 from typing import Any, TextIO
 
-# A shorter one is part of many a word: blotting it out would show what it is.
+# Shorter secrets occur in ordinary words: redacting them would reveal them.
 SECRET_LENGTH_MIN = 4
-BLOT = "[secret]"
+REDACTED = "[secret]"
 
 
 def configure(process_name: str, format: str = "auto", secrets: Iterable[str] = ()) -> None:
-    """Send all logging of this process to stderr. `format` is auto, human or json."""
+    """Send all log records of this process to stderr. `format` is auto, human or json."""
     human = format == "human" or (format == "auto" and sys.stderr.isatty())
     handler = _Handler(sys.stderr)
     handler.setFormatter((HumanFormatter if human else JsonFormatter)(process_name, secrets))
@@ -37,35 +36,35 @@ def log(logger: logging.Logger, level: int, message: str, /, **fields: Any) -> N
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Drops lines rather than wait for whoever reads them: a pipe that is full would hold up requests, restarts and even a stop."""
+    """A handler that drops lines instead of blocking: a full pipe would block requests, restarts and even shutdown."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not _takes_more(self.stream):
+        if not _is_writable(self.stream):
             self._dropped += 1
             return
         if self._dropped:
-            super().emit(self._told(record))
+            super().emit(self._drop_notice(record))
             self._dropped = 0
         super().emit(record)
 
-    def _told(self, record: logging.LogRecord) -> logging.LogRecord:
-        message = "lines of the log were dropped: nobody read them"
-        told = logging.LogRecord(record.name, logging.WARNING, __file__, 0, message, None, None)
-        told.fields = {"lines": self._dropped}
-        return told
+    def _drop_notice(self, record: logging.LogRecord) -> logging.LogRecord:
+        message = "log lines were dropped because stderr was not read"
+        notice = logging.LogRecord(record.name, logging.WARNING, __file__, 0, message, None, None)
+        notice.fields = {"lines": self._dropped}
+        return notice
 
 
-def _takes_more(stream: TextIO) -> bool:
-    """Whether a line can be written at once. Of a pipe that is so as long as it has a page to spare."""
+def _is_writable(stream: TextIO) -> bool:
+    """Whether a line can be written without blocking. A pipe is writable while it has a free page."""
     poll = select.poll()
     try:
         poll.register(stream.fileno(), select.POLLOUT)
-        return bool(poll.poll(0))  # true also when nobody will ever read it: the write fails
-    except (OSError, ValueError, AttributeError):  # no stream of the system's, or closed
+        return bool(poll.poll(0))  # also true if the reader has closed it: the write fails
+    except (OSError, ValueError, AttributeError):  # no file descriptor, or closed
         return True
 
 
@@ -73,7 +72,7 @@ class _Formatter(logging.Formatter):
     def __init__(self, process_name: str, secrets: Iterable[str] = ()) -> None:
         super().__init__()
         self.process_name = process_name
-        # Longest first: a secret may begin with another one.
+        # Longest first: a secret may be the prefix of another one.
         self._secrets = sorted(
             {secret for secret in secrets if len(secret) >= SECRET_LENGTH_MIN}, key=len, reverse=True
         )
@@ -92,7 +91,7 @@ class _Formatter(logging.Formatter):
 
     def clean(self, text: str) -> str:
         for secret in self._secrets:
-            text = text.replace(secret, BLOT)
+            text = text.replace(secret, REDACTED)
         return text
 
     def _clean_value(self, value: Any) -> Any:
@@ -106,7 +105,7 @@ class _Formatter(logging.Formatter):
 
 
 class HumanFormatter(_Formatter):
-    """Time, level, process, message and fields; only a traceback adds lines."""
+    """One line with time, level, process, message and fields, followed by a traceback if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
@@ -118,7 +117,7 @@ class HumanFormatter(_Formatter):
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object; `fields` and `error` are there only when they have something to say."""
+    """One JSON object. `fields` and `error` are absent if empty."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -134,12 +133,12 @@ class JsonFormatter(_Formatter):
             entry["fields"] = fields
         if trace := self.trace(record):
             entry["error"] = trace
-        # Plain ASCII, so that text from clients cannot break the line or the terminal of who reads it.
+        # Plain ASCII, so that text from clients cannot break the line or control a terminal.
         return json.dumps(entry, separators=(",", ":"))
 
 
 def _plain(text: str) -> str:
-    """The text, or its quoted form where a control character could fake a line or steer a terminal."""
+    """The text; quoted if it has control characters, which could fake a line or control a terminal."""
     return text if text.isprintable() else json.dumps(text)
 
 

@@ -1,7 +1,7 @@
-"""Files as the engine's readers take them, for tools that look at them while a server may be writing: nothing is changed.
+"""Read-only implementation of the engine's disk, for tools that inspect files while a server may be writing them.
 
-Paths are those of the file system, absolute or from where the user is, so that what is wrong is told under the name
-that was asked for.
+Paths are file system paths, absolute or relative to the working directory, so that errors name the path that the user
+passed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn
 
 class ReadOnlyDisk:
     def open(self, path: str, *, create: bool = False) -> int:
-        # A pipe or a device would wait, or never end.
+        # Opening or reading a pipe or a device could block, or never end.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         mode = os.fstat(handle).st_mode
         if stat.S_ISREG(mode):
@@ -56,7 +56,7 @@ class ReadOnlyDisk:
     def random_u64(self) -> int:
         return 0
 
-    # -- what is refused -----------------------------------------------------------------------------------
+    # -- writes are refused --------------------------------------------------------------------------------
 
     def write(self, handle: int, offset: int, data: bytes) -> None:
         _refuse()
@@ -90,16 +90,18 @@ class ReadOnlyDisk:
 
 
 def read_small(path: str | os.PathLike[str], bytes_max: int) -> bytes:
-    """All of a file that is never long. OSError for a longer one, which is not read, and for what is not a file."""
+    """Read a whole file. Raises OSError if it is larger than `bytes_max`, or not a regular file."""
     disk, name = ReadOnlyDisk(), os.fspath(path)
     handle = disk.open(name)
     try:
         if (size := disk.size(handle)) > bytes_max:
-            raise OSError(errno.EFBIG, f"{size} bytes are far too many", name)
+            raise OSError(
+                errno.EFBIG, f"{size} bytes are more than the expected maximum of {bytes_max}", name
+            )
         return disk.read(handle, 0, size)
     finally:
         disk.close(handle)
 
 
 def _refuse() -> NoReturn:
-    raise OSError(errno.EROFS, "this disk is only read")
+    raise OSError(errno.EROFS, "files are opened read-only")

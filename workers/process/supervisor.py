@@ -51,7 +51,7 @@ from topics.link.control_channel import (
     Serving,
 )
 from topics.system.logs import log
-from topics.system.settings import Settings, complaints
+from topics.system.settings import Settings, find_warnings
 from workers.process import exit_codes, listeners
 from workers.process import reshard as resharding
 from workers.process.child import Child
@@ -93,13 +93,13 @@ def serve(settings: Settings, worker_main: WorkerMain, front_main: FrontMain) ->
 
 def _check(settings: Settings) -> None:
     """Log problems of the environment. Refuse unsafe settings, or any problem with TOPICS_STRICT_SETTINGS=1."""
-    found = complaints(os.environ)
-    for complaint in found:
-        logger.warning("%s", complaint.text)
+    found = find_warnings(os.environ)
+    for warning in found:
+        logger.warning("%s", warning.text)
     if problems := settings.problems():
         raise BadConfiguration("; ".join(problems))
     if found and settings.strict_settings:
-        names = ", ".join(complaint.variable for complaint in found)
+        names = ", ".join(warning.variable for warning in found)
         raise BadConfiguration(f"TOPICS_STRICT_SETTINGS=1 refuses {names}; correct or unset them")
 
 

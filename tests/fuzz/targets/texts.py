@@ -46,8 +46,8 @@ def _settings(data: bytes) -> None:
     assert 0 <= found.port <= 65535
     with mock.patch.object(socket, "getaddrinfo", _numeric):
         problems = found.problems()
-    complaints = [complaint.text for complaint in settings.complaints(environ)]
-    shown = " ".join(problems + complaints) + repr(found)
+    warnings = [warning.text for warning in settings.find_warnings(environ)]
+    shown = " ".join(problems + warnings) + repr(found)
     for secret in secrets_of(found.api_keys):
         known = (
             len(secret) < 8

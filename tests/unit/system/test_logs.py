@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from topics.system.logs import BLOT, HumanFormatter, JsonFormatter, _Handler, configure, log
+from topics.system.logs import REDACTED, HumanFormatter, JsonFormatter, _Handler, configure, log
 
 
 class Lines(logging.Handler):
@@ -87,7 +87,7 @@ def test_secrets_are_blotted_out_everywhere(kind: type[HumanFormatter | JsonForm
     except ValueError:
         logger.exception("failed")
     for line in lines:
-        assert BLOT in line
+        assert REDACTED in line
         for form in (secret, json.dumps(secret)[1:-1], "fish"):
             assert form not in line
 

@@ -250,7 +250,7 @@ def test_a_name_that_does_not_resolve_is_not_trusted() -> None:
 )
 def test_durations_and_sizes_have_units(name: str, text: str, value: int) -> None:
     assert getattr(read(**{name: text}), field(name)) == value
-    assert settings.complaints({name: text}) == []
+    assert settings.find_warnings({name: text}) == []
 
 
 @pytest.mark.parametrize(
@@ -269,8 +269,8 @@ def test_durations_and_sizes_have_units(name: str, text: str, value: int) -> Non
 )
 def test_other_units_and_parts_of_a_byte_are_unreadable(name: str, text: str) -> None:
     assert getattr(read(**{name: text}), field(name)) == DEFAULTS[name]
-    (complaint,) = settings.complaints({name: text})
-    assert complaint.text.endswith(f"in use: {DEFAULTS[name]}")
+    (warning,) = settings.find_warnings({name: text})
+    assert warning.text.endswith(f"in use: {DEFAULTS[name]}")
 
 
 @given(st.integers(min_value=0, max_value=10**9), st.sampled_from(["ms", "s", "m", "h", "d", "w"]))
@@ -286,11 +286,11 @@ def test_any_text_is_a_quantity_or_none(text: str) -> None:
         assert found is None or found >= 0
 
 
-# ---- complaints
+# ---- warnings
 
 
 def texts(**environ: str) -> list[str]:
-    return [complaint.text for complaint in settings.complaints(environ)]
+    return [warning.text for warning in settings.find_warnings(environ)]
 
 
 @pytest.mark.parametrize(
@@ -319,10 +319,10 @@ def texts(**environ: str) -> list[str]:
             {"TOPICS_HOST": "localhost:x"},
             "the port of TOPICS_HOST='x' is not a whole number; in use: 4000",
         ),
-        ({"TOPICS_VERIFY": "yes"}, "TOPICS_VERIFY='yes' is neither 1 nor 0; in use: 0"),
+        ({"TOPICS_VERIFY": "yes"}, "TOPICS_VERIFY='yes' must be 1 or 0; in use: 0"),
         (
             {"TOPICS_OTEL": "?"},
-            "TOPICS_OTEL='?' is neither 1 nor 0; in use: if OTEL_… names a collector",
+            "TOPICS_OTEL='?' must be 1 or 0; in use: if OTEL_… names a collector",
         ),
         (
             {"TOPICS_LOG_FORMAT": "xml"},
@@ -338,7 +338,7 @@ def texts(**environ: str) -> list[str]:
         ),
         (
             {"TOPICS_ALLOWED_HOSTS": "topics, *, http://topics"},
-            "TOPICS_ALLOWED_HOSTS='topics, *, http://topics' has 'http://topics', which is not a name such as "
+            "TOPICS_ALLOWED_HOSTS='topics, *, http://topics' has 'http://topics', which is not a host name such as "
             "topics.example.com or topics:4000; in use: topics, *, http://topics",
         ),
         (
@@ -346,16 +346,16 @@ def texts(**environ: str) -> list[str]:
             "TOPICS_CORS_ORIGINS='https://app.example,null' has 'null', which is not an origin such as "
             "https://app.example.com; in use: https://app.example,null",
         ),
-        ({"TOPICS_API_KEYS": ",:read"}, "TOPICS_API_KEYS has no usable entry; in use: no authentication"),
+        ({"TOPICS_API_KEYS": ",:read"}, "TOPICS_API_KEYS has no valid entry; in use: no authentication"),
     ],
 )
-def test_a_complaint_names_the_variable_and_the_value_in_use(environ: dict[str, str], text: str) -> None:
+def test_a_warning_names_the_variable_and_the_value_in_use(environ: dict[str, str], text: str) -> None:
     assert texts(**environ) == [text]
 
 
 def test_every_bad_variable_is_listed() -> None:
     environ = {"TOPICS_FRONTS": "x", "TOPICS_VERIFY": "x", "TOPICS_A": "x", "TOPICS_B": "x", "OTHER": "x"}
-    assert {complaint.variable for complaint in settings.complaints(environ)} == set(environ) - {"OTHER"}
+    assert {warning.variable for warning in settings.find_warnings(environ)} == set(environ) - {"OTHER"}
 
 
 @pytest.mark.parametrize("name", ["TOPICS_API_KEYZ", "TOPICS_APIKEY", "TOPICS_API_KEYS_", "TOPICS_SECRET"])
