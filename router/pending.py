@@ -256,7 +256,7 @@ class PendingRequests:
                     link.cost -= entry.cost
                     unknown: dict[str, object] = {"outcome": "unknown"}
                     detail = unknown if entry.op in wire.CHANGES else None
-                    text = "the server is stopping; ask again after it is back"
+                    text = "the server is stopping; retry after it has restarted"
                     _answer(entry, refusal("shutting_down", text, detail))
 
     @property

@@ -87,7 +87,7 @@ def read_write(
         and _may_create(body)
         and not is_known(topic)
     ):
-        raise Forbidden("creating a topic with a config needs the scope admin")
+        raise Forbidden("creating a topic with a config requires the admin scope")
     config = None
     if body.config is not None:
         config = topic_config(body.config)
@@ -196,7 +196,7 @@ def bound_records(request: wire.Request) -> None:
 def _checked_key(key: str) -> bytes:
     encoded = key.encode()
     if not 0 < len(encoded) <= limits.KEY_BYTES_MAX:
-        raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+        raise InvalidRequest(f"an idempotency key must have 1 to {limits.KEY_BYTES_MAX} bytes")
     return encoded
 
 

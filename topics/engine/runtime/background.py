@@ -192,9 +192,9 @@ class Background(GroupCommit):
         if lane is self._cold_lane:
             self.relocator.failed(failure, self.clock.mono_ms)
         elif lane is not self._main_lane and lane is not self._compaction_lane:
-            self._fail_shard(f"a transaction met an error that it does not know: {failure}")
+            self._fail_shard(f"a transaction failed with an unexpected error: {failure}")
         elif isinstance(failure, TopicsError):
-            self._fail_shard(f"{what} met damage: {failure}")
+            self._fail_shard(f"{what} found damaged data: {failure}")
         elif is_out_of_resources(failure):
             self._note_full(failure)
         else:

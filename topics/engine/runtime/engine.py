@@ -256,13 +256,13 @@ class Engine(Background):
         self.stop_cold()
         if self._outstanding:
             raise RuntimeError(
-                f"{self._outstanding} jobs are still out; finish them before closing the engine"
+                f"{self._outstanding} jobs are outstanding; finish them before closing the engine"
             )
         self.stop_transactions()
         total = Outcome()
         while True:
             for long in self.shard.long.end():
-                error = Stopping("the server is stopping; ask again after it is back", **long.outcome)
+                error = Stopping("the server is stopping; retry after it has restarted", **long.outcome)
                 self.shard.ready.append((long.token, error))
             self.shard.end_pruning()
             self._drain(self.turn([]), total)

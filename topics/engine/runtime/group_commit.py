@@ -121,7 +121,7 @@ class GroupCommit(ABC):
             if is_out_of_resources(error):
                 self._note_full(error)
                 return False
-            self._fail_shard(f"a log file could not be made: {error}")
+            self._fail_shard(f"a log file could not be created: {error}")
             raise ShardReadOnly(str(error)) from error
         unused, self.wal.spare = self.wal.spare, file
         self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
@@ -232,7 +232,7 @@ class GroupCommit(ABC):
         elif is_out_of_resources(error):
             self._note_full(error)
         else:
-            self._fail_shard(f"a log file could not be made: {error}")
+            self._fail_shard(f"a log file could not be created: {error}")
 
     def _note_full(self, error: BaseException) -> None:
         """Without a spare appends wait; deletes go on in the file that is open. A look each second ends it."""

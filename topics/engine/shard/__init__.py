@@ -1,1 +1,1 @@
-"""The state machine of one shard: handlers for commands, and delivery to waiting readers."""
+"""The state machine of one shard: command handlers, and delivery to waiting reads, claims and forwards."""

@@ -1,9 +1,11 @@
-"""Commands that change a topic: decided on staged state, turned into frames and an op each.
+"""Commands that change a topic: append, skip, delete, and creating, configuring and dropping topics.
+
+Each is decided on staged state and becomes log frames and an op.
 
 | command | frames | visible |
 |---|---|---|
-| append, delete, skip | append · delete · evict · seq ceiling | by the topic's class |
-| put, drop, create | topic create · config · topic delete | after a sync, whatever the class |
+| append, delete, skip | append · delete · evict · seq ceiling | as the topic's durability class requires |
+| put, drop, create | topic create · config · topic delete | after a sync, in every class |
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ from topics.engine.storage.index import SMALL
 from topics.engine.topic.log import Op, Range, TopicLog
 from topics.engine.topic.tags import Seqs, scan
 
-RANGE_BYTES = 20  # at most, of one range in a delete frame
-RANGE_COST = 12  # of work that a range takes, beside its rows
-DELETE_BATCH = 16_384  # seqs of a delete by tag that are put in order together
-# Pieces of a delete: what one costs to find and to delete, in about microseconds, and its ranges.
+RANGE_BYTES = 20  # maximum size of one range in a delete frame
+RANGE_COST = 12  # cost of one range of a delete, without its rows
+DELETE_BATCH = 16_384  # seqs of a delete by tag that are sorted together
+# Slices of a delete: the cost of finding and deleting it, in microseconds, and its ranges.
 DeleteSlices: TypeAlias = Iterator[tuple[int, list[Range]]]
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
@@ -105,7 +107,7 @@ class Writes(Staging):
         key: bytes | None = None,
         plain: bool = False,
     ) -> None:
-        """Add records to a topic that has room for them."""
+        """Stage the append of records that were checked before."""
         self._stage_records(log, records, sizes, key, plain=plain)
         count = len(sizes)
         size = sizes[0] if count == 1 else sum(sizes)
@@ -122,7 +124,7 @@ class Writes(Staging):
         if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
             self._raise_ceiling(log)
         if (log.ceiling and op.head > log.ceiling_synced) or self.now_ms > self.time_ceiling_synced_ms:
-            op.sync = True  # a number or a time may be given away only below a synced ceiling
+            op.sync = True  # seqs and times may be revealed only below a synced ceiling
         self.bytes_live += op.bytes
         self.records_live += op.count
         self.touched[log.id] = log
@@ -132,13 +134,13 @@ class Writes(Staging):
     def _apply_caps(
         self, log: TopicLog, config: TopicConfig, records: cmd.Records, op: Op, *, created: bool
     ) -> None:
-        """What an append does besides: it may create the topic, and push out older records."""
+        """Side effects of an append: it may create the topic, and evict older records."""
         op.first_seq = log.first_seq
         if created:
             op.config = config
         if config.cap_per_tag and records.tags is not None:
-            # One for each record, which is what the log has room for: more there is only after a change of the cap, which the
-            # reclaimer takes care of.
+            # At most one for each record, which is the reserved log space. There are more only after the cap was lowered,
+            # and those are trimmed in the background (`trim_slice`).
             surplus = self._surplus(log, config.cap_per_tag, records.tags, len(records.tags))
             if surplus:
                 self._log_delete(log, surplus, op)
@@ -148,18 +150,18 @@ class Writes(Staging):
             self._evict(log, config, op, len(records.payloads))
 
     def _check_records(self, records: cmd.Records, key: bytes | None) -> list[int]:
-        """Limits that depend on nothing but the request; returns the accounted sizes."""
+        """Check limits that depend only on the request; returns the accounted sizes."""
         count = len(records.payloads)
         if not count:
             raise InvalidRequest("a write needs at least one record")
         if count > limits.BATCH_RECORDS_MAX:
             raise BatchTooLarge(
-                f"{count} records in one write; send at limit {limits.BATCH_RECORDS_MAX}",
+                f"{count} records in one write; send at most {limits.BATCH_RECORDS_MAX}",
                 records=count,
                 max=limits.BATCH_RECORDS_MAX,
             )
         if key is not None and not 0 < len(key) <= limits.KEY_BYTES_MAX:
-            raise InvalidRequest(f"an idempotency key has 1 to {limits.KEY_BYTES_MAX} bytes")
+            raise InvalidRequest(f"an idempotency key must have 1 to {limits.KEY_BYTES_MAX} bytes")
         for column in (
             records.tags,
             records.nodes,
@@ -187,27 +189,27 @@ class Writes(Staging):
         if not create:
             raise TopicNotFound(command.topic)
         if command.config is not None and not command.may_configure:
-            raise Forbidden("creating a topic with a config needs the scope admin")
+            raise Forbidden("creating a topic with a config requires the admin scope")
         self._check_creation(command.topic, config, sum(sizes))
         return config
 
     def _check_creation(self, name: str, config: TopicConfig, size: int = 0) -> None:
         if not NAME.match(name):
             raise InvalidRequest(
-                f"{name!r} is not a topic name: 1 to 255 of A-Z a-z 0-9 . _ : - with a letter or digit first"
+                f"{name!r} is not a valid topic name: use 1 to 255 of A-Z a-z 0-9 . _ : -, starting with a letter or digit"
             )
         self._check_config(name, config)
         bound = self.topics_granted if self.topics_granted is not None else self.config.max_topics or None
         if bound is not None and len(self.staged) >= bound:
             cap = self.config.max_topics
-            message = f"there are {cap} topics already; delete some or raise TOPICS_MAX_TOPICS"
+            message = f"the server has its maximum of {cap} topics; delete some or raise TOPICS_MAX_TOPICS"
             if self.topics_granted is None:
                 raise Throttled(message, limit="max_topics", max=cap)
             raise self._over_grant(message, 1, size, limit="max_topics", max=cap)
 
     @staticmethod
     def _check_config(name: str, config: TopicConfig) -> None:
-        """A config is stored: what could not be read back must not get in."""
+        """Reject a config that could not be read back from storage."""
         try:
             msgspec.convert(msgspec.to_builtins(config), TopicConfig)
         except msgspec.ValidationError as error:
@@ -217,9 +219,9 @@ class Writes(Staging):
             raise InvalidRequest(f"the config of {name!r} has a negative number")
         if config.dead_letter is not None:
             if not NAME.match(config.dead_letter):
-                raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a topic name")
+                raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a valid topic name")
             if config.type == "queue" and config.dead_letter == name:
-                raise InvalidRequest("a queue cannot be its own dead letter")
+                raise InvalidRequest("a queue cannot be its own dead letter topic")
 
     def _deduped(self, token: object, log: TopicLog, key: bytes, *, include_epoch: bool) -> bool:
         found = log.dedupe.find(key, now_ms=self.now_ms, window_ms=log.config.idempotency_window_ms)
@@ -248,45 +250,48 @@ class Writes(Staging):
     ) -> None:
         record_max = min(config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
         if largest > record_max:
-            raise RecordTooLarge(f"a record of {largest} bytes; at limit {record_max} are allowed")
+            raise RecordTooLarge(f"a record of {largest} bytes; the maximum is {record_max}")
         if config.discard == "reject":
             self._check_reject_caps(log, config, name, count, size)
         self._check_space(log, config, size)
 
     def _check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
-        """What is left of the bounds over all topics, of memory and of the disk."""
+        """Check the limits on total bytes, memory, disk space and log size."""
         bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
         if bound is not None and self.bytes_live + self.bytes_reserved + size > bound:
             cap = self.config.max_total_bytes
-            message = f"the server holds its {cap} bytes; delete something or raise TOPICS_MAX_TOTAL_BYTES"
+            message = f"the server stores its maximum of {cap} bytes; delete records or raise TOPICS_MAX_TOTAL_BYTES"
             if self.bytes_granted is None:
                 raise Throttled(message, limit="max_total_bytes", max=cap)
             raise self._over_grant(message, int(log is None), size, limit="max_total_bytes", max=cap)
         if config.durability == "ephemeral":
             if self.ram_bytes + size > self.config.memory_bytes_max:
                 raise Throttled(
-                    "ephemeral records fill their memory; raise TOPICS_MAX_MEMORY_BYTES or set a cap",
+                    "ephemeral records have reached their memory limit; raise TOPICS_MAX_MEMORY_BYTES or set a cap",
                     limit="max_memory_bytes",
                     max=self.config.memory_bytes_max,
                 )
         elif self.low_space:
             raise Throttled(
-                "the disk is nearly full; free some space and the server goes on",
+                "the disk is nearly full; free some space and retry",
                 limit="disk_full",
                 min_free_bytes=self.config.min_free_bytes,
             )
         elif self.disk_full:
-            raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+            raise Throttled("the disk is full; free some space and retry", limit="disk_full")
         elif self.log_full:
             raise Throttled(
-                "more is written than the disk can store for good; come back later",
+                "writes are ahead of checkpoints and the log is full; retry later",
                 limit="log",
                 max=self.config.log_bytes_max,
                 retry_after_ms=limits.LOG_RETRY_MS,
             )
 
     def _over_grant(self, message: str, topics: int, size: int, **detail: object) -> OverGrant:
-        """Names all that the request takes: asked for one after the other, two shards could take turns for ever."""
+        """The error for a request beyond this shard's grant, with everything it needs.
+
+        Topics and bytes are requested together: requested one by one, two shards could keep taking them from each other.
+        """
         need_topics = need_bytes = 0
         if self.topics_granted is not None:
             need_topics = max(0, len(self.staged) + topics - self.topics_granted)
@@ -302,7 +307,7 @@ class Writes(Staging):
     ) -> None:
         cap_records, cap_bytes = config.cap_records, config.cap_bytes
         if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
-            raise RecordTooLarge(f"the write is larger than the whole cap of {name!r} and can never fit")
+            raise RecordTooLarge(f"the write exceeds the cap of topic {name!r} and can never fit")
         live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
         if log is not None and log.transactions is not None:
             promised = log.transactions.reserved
@@ -365,7 +370,7 @@ class Writes(Staging):
             log.dedupe.add(key, entry, window_ms=window_ms, in_ram=ram)
 
     def _keep_in_ram(self, log: TopicLog, data: bytes) -> int:
-        """Put frames that are never logged into the topic's RAM blocks; returns their offset."""
+        """Append frames of an ephemeral topic to its RAM blocks; returns their offset."""
         last = log.runs[-1][1] if log.runs else None
         if not isinstance(last, bytearray) or len(last) + len(data) > limits.RAM_BLOCK_BYTES:
             last = bytearray()
@@ -378,7 +383,7 @@ class Writes(Staging):
 
     @staticmethod
     def _surplus(log: TopicLog, keep: int, tags: Iterable[bytes | None], limit: int) -> list[Range]:
-        """What `cap_per_tag` takes: all but the newest records of each tag, `most` of them."""
+        """Records beyond `cap_per_tag`: all but the newest `keep` of each tag, up to `limit` of them."""
         surplus: list[int] = []
         for tag in dict.fromkeys(tags):
             if tag is not None and log.tags.count(tag) > keep:
@@ -388,7 +393,7 @@ class Writes(Staging):
         return as_ranges(sorted(surplus))
 
     def trim_slice(self, log: TopicLog) -> bool:
-        """A slice of what a new `cap_per_tag` takes of what was there before it, silently; False: there is no room for it."""
+        """Delete a slice of the existing records that exceed a new `cap_per_tag`; False: there is no log space for it."""
         if not self.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
             return False
         ranges = self._next_surplus(log, log.config.cap_per_tag)
@@ -401,7 +406,7 @@ class Writes(Staging):
         return True
 
     def _next_surplus(self, log: TopicLog, keep: int) -> list[Range]:
-        """From `log.trim_from` on, which is moved: a bounded number of tags is looked at, and of records taken."""
+        """The next surplus records from tag id `log.trim_from` on, which advances. Tags and records are bounded."""
         first = log.trim_from
         if first is None or not keep:
             log.trim_from = None
@@ -422,10 +427,10 @@ class Writes(Staging):
         log.stage_delete(ranges, op)
 
     def _evict(self, log: TopicLog, config: TopicConfig, op: Op, written: int = 0) -> None:
-        """Evict what exceeds a cap, in the envelope of the write that exceeded it.
+        """Evict records beyond a cap, in the log entry of the write that exceeded it.
 
-        At once go at least twice as many records as were written, so that a steady writer never gets ahead of eviction. The floor
-        is past the others already; requests to the topic wait until they are gone.
+        At least twice as many records as were written are removed at once, so a steady writer never gets ahead of eviction.
+        The rest are below the floor already, and requests to the topic wait until they are removed.
         """
         over = log.count - config.cap_records if config.cap_records else 0
         over_bytes = log.bytes - config.cap_bytes if config.cap_bytes else 0
@@ -437,12 +442,12 @@ class Writes(Staging):
             log.cap_lost = op.cap_lost = last
             self.upkeep.enqueue(log)
         if in_ram:
-            return  # a restart loses these records anyway; nothing can come back
+            return  # a restart loses these records anyway
         floors = [log.cap_lost, log.ttl_lost]
         self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
 
     def _raise_ceiling(self, log: TopicLog) -> None:
-        """Extend at half, by about two seconds of traffic, so that a write seldom has to wait for it."""
+        """Raise the seq ceiling when half of it is used, by about two seconds of traffic, so writes rarely wait for it."""
         head = log.next_seq - 1
         elapsed_ms = max(1, self.now_ms - log.ceiling_ts)
         recent = head - log.ceiling_base
@@ -480,14 +485,14 @@ class Writes(Staging):
     def _delete(self, token: object, command: cmd.Delete) -> None:
         selectors = (command.before_seq, command.match, command.subject, command.seqs, command.keep)
         if all(selector is None for selector in selectors):
-            raise InvalidRequest("say what to delete: before_seq, match, subject, seqs or keep")
+            raise InvalidRequest("specify what to delete: before_seq, match, subject, seqs or keep")
         if min(command.before_seq or 0, command.keep or 0) < 0:
             raise InvalidRequest("before_seq and keep cannot be negative")
         self._check_writable()
         log = self._for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
-        # It is about what is there now, whenever its work is done.
+        # Only records that exist now are deleted, however long it takes.
         stop = log.next_seq
         before = stop if command.before_seq is None else min(command.before_seq, stop)
         if command.keep is not None and command.match is None and command.subject is None:
@@ -497,8 +502,9 @@ class Writes(Staging):
         self.long.start(token, command, log, self._delete_steps(token, log, command, slices))
 
     def _delete_steps(self, token: object, log: TopicLog, command: cmd.Delete, slices: DeleteSlices) -> Work:
-        """Delete in pieces, each logged and published like a delete of its own; the answer tells of them all. A piece that is to
-        be erased is logged as that: after a crash no later delete would find its records.
+        """Delete in slices. Each is logged and published like a separate delete; the reply is for all of them.
+
+        With `erase` each slice is logged as an erase, because after a crash no later delete would find its records.
         """
         sync = log.config.durability == "fsync"
         removed, is_begun, is_done = 0, False, False
@@ -535,13 +541,13 @@ class Writes(Staging):
     def _stage_erase(
         self, log: TopicLog, pieces: list[list[Range]], token: object, result: cmd.Deleted | None
     ) -> None:
-        """Have the bytes of deleted records overwritten, all at once. The answer waits until they are gone."""
+        """Request that the bytes of deleted records be overwritten. The reply waits for that."""
         ranges = log.join_erasing(pieces)
         self.add_op(Op(log, sync=True, erase=EraseRequest(log, ranges, token, result)))
 
     @staticmethod
     def _delete_slices(log: TopicLog, command: cmd.Delete, stop: int, before: int) -> DeleteSlices:
-        """What the selectors name of the live records below `before`; `keep` counts those below `stop`."""
+        """The live records below `before` that the selectors match; `keep` counts records below `stop`."""
         matches = [match for match in (command.match, command.subject) if match is not None]
         if command.seqs is not None:
             named = np.unique(np.array(command.seqs, np.uint64))
@@ -558,7 +564,7 @@ class Writes(Staging):
                 for tag in tags:
                     if not matches[0].matches(tag):
                         continue
-                    only = log.tags.single_seq(tag)  # of most tags where there are many
+                    only = log.tags.single_seq(tag)  # the common case if there are many tags
                     if not only:
                         seqs = _surplus_of(log, tag, stop, command.keep)
                         found.append(seqs[seqs < before])
@@ -618,7 +624,7 @@ class Writes(Staging):
                 log.ceiling = log.ceiling_base + limits.SEQ_CEILING_STEP_MIN
                 self._new_seq_ceilings.append((log, log.ceiling))
         else:
-            # Ceilings of before must not count when the class comes back: the log forgets them here.
+            # Replay drops the ceilings here too: they must not apply if the class changes back.
             log.ceiling = log.ceiling_synced = 0
             self._new_seq_ceilings = [entry for entry in self._new_seq_ceilings if entry[0] is not log]
             self.seq_ceilings = [entry for entry in self.seq_ceilings if entry[1] is not log]
@@ -626,8 +632,8 @@ class Writes(Staging):
         self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
         if surplus:
             self._log_delete(log, surplus, op)
-        # A tighter TTL acts at once, and its floor is logged: a looser one later must not bring anything back. With many records to
-        # end, the looser one waits for that.
+        # A shorter TTL acts at once, and its floor is logged, so that a longer one later brings nothing back. If many records
+        # expire, later requests wait until they are removed.
         last = log.expired_last(self.now_ms)
         if last >= log.first_seq:
             log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=True)
@@ -651,7 +657,7 @@ class Writes(Staging):
         log = self._for_write(command.topic)
         if log is None:
             absent = cmd.TopicDropped(command.topic, False)
-            going = self.published.get(command.topic)  # by another drop, which a crash could still undo
+            going = self.published.get(command.topic)  # a drop is staged, which a crash could still undo
             if going is None:
                 self.ready.append((token, absent))
             else:
@@ -668,14 +674,14 @@ class Writes(Staging):
 
 
 def _surplus_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:
-    """The live seqs of a tag below `stop`, but for the newest `keep` of them."""
+    """The live seqs of a tag below `stop`, except the newest `keep` of them."""
     seqs = log.tags.seqs(tag, log.are_live)
     seqs = seqs[: int(seqs.searchsorted(np.uint64(stop)))]
     return seqs[: max(0, seqs.size - keep)] if keep else seqs
 
 
 def _tagged(log: TopicLog, seqs: Seqs, matches: list[TagMatch], keep: int | None) -> Seqs:
-    """Those of some live seqs whose tag matches, and is not spared by `keep`."""
+    """The live seqs whose tag matches and that `keep` does not exclude."""
     tags: dict[bytes, Seqs] = {}
     picked: list[bool] = []
     for seq in seqs.tolist():
@@ -691,7 +697,7 @@ def _tagged(log: TopicLog, seqs: Seqs, matches: list[TagMatch], keep: int | None
 
 
 def _slice_seqs(log: TopicLog, seqs: Seqs) -> DeleteSlices:
-    """Ascending seqs as ranges, so many at a time as are deleted in one slice."""
+    """Split ascending seqs into delete slices."""
     for i in range(0, seqs.size, DELETE_BATCH):
         part = seqs[i : i + DELETE_BATCH]
         ends = np.flatnonzero(np.diff(part) > 1)
@@ -701,6 +707,7 @@ def _slice_seqs(log: TopicLog, seqs: Seqs) -> DeleteSlices:
 
 
 def _slice_ranges(log: TopicLog, ranges: list[Range]) -> DeleteSlices:
+    """Split ascending ranges into delete slices."""
     piece: list[Range] = []
     units = 0
     for first, last in ranges:
@@ -717,13 +724,13 @@ def _slice_ranges(log: TopicLog, ranges: list[Range]) -> DeleteSlices:
 
 
 def frame_bytes_at_most(records: cmd.Records, key: bytes | None, size: int, *, per_tag: bool) -> int:
-    """An upper bound of what a write adds to the log, the control frames beside it included."""
+    """Upper bound of the log space that a write takes, including its control frames."""
     total = (
         sum(map(len, records.payloads)) + CONTROL_BYTES * 3
         if records.sizes is not None
         else size + CONTROL_BYTES * 3
     )
-    # With a cap per tag each record may push out another, which a delete frame names.
+    # With cap_per_tag each record may evict another, which takes a range in a delete frame.
     per_record = frames.OVERHEAD_BYTES + (RANGE_BYTES if per_tag else 0)
     if records.tags is not None:
         total += sum(len(tag) for tag in records.tags if tag)
@@ -750,7 +757,7 @@ def add_rows(
     nodes: list[int] | None,
     sizes: list[int],
 ) -> None:
-    """Add the rows of one write, over as many chunks as it takes; the frames lie back to back from `offset`."""
+    """Add the rows of one write, across chunks if needed; the frames are contiguous from `offset`."""
     count = len(lengths)
     if count == 1:
         chunk = log.chunk_for_append(ts)

@@ -362,7 +362,7 @@ class Forwards(DeadLetters):
         ending = self._forwards_of(log)
         if not self._may_end_forwards(log, ending, command.prefixes):
             raise Forbidden(
-                "a router that this key may not use would end with the topic; delete it first, with a key that may"
+                "deleting the topic would delete a router that this key may not use; delete the router first, with a key that may"
             )
         self.reserve((1 + len(ending)) * CONTROL_BYTES)
         super()._drop_topic(token, command)

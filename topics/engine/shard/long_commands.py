@@ -1,17 +1,17 @@
-"""Commands whose work grows with what a topic holds: a slice of them each turn, so that others do not wait for them.
+"""Long commands: commands whose work grows with the size of the topic run in slices, so that other requests do not wait.
 
-A handler passes such a command on as a generator, `Work`. It yields now and then what it has done since the last yield, in
-units of about a microsecond, which are counted and not measured; so the same requests take the same turns. The last thing it does,
-with no yield after it, is to answer as a handler does: by an op, by `_answer`, by another command, or by raising an error.
+A handler passes such a command on as a generator, `Work`. It yields the work done since its last yield, in units of about a
+microsecond. Units are counted, not measured, so the same requests always take the same turns. At its end, with no yield
+after it, it replies as a handler does: with an op, with `_answer`, with another command, or by raising an error.
 
-    start     a first slice at once, within what the turn has left for first slices: little work is answered in its turn
-    go_on     each turn: a slice for each that waits, by turns, until the share of a turn is used up
-    end       for those whose client is gone, or that have no time left
+    start        runs a first slice at once, within the turn's budget for first slices: short work is answered in its turn
+    run_slices   each turn, one slice for each waiting command, round robin, until the turn's budget is used up
+    end          ends commands whose client has disconnected or whose deadline has passed
 
-Between two slices anything may happen to the topic. Before each slice but the first `enter` loads it again, lets time act on it, and
-refuses when it was dropped; the generator looks up again whatever else it rests on. A change may be half done when
-its client hears of an error: its outcome is unknown. With too many in line a change is refused before it begins, so that it has
-changed nothing; a read may still find its answer in the first slice.
+Between two slices the topic may change in any way. Before each slice but the first, `enter` loads and expires the topic
+again, and raises if it was dropped; the generator must look up everything else again. If a change fails after its first
+slice, it may be half done, so its outcome is unknown. When the queue is full, changes are refused before they start and so
+have no effect; a read may still be answered from its first slice.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Work: TypeAlias = Generator[int, None, None]
 class LongCommand:
     token: object
     command: Command
-    log: TopicLog | None  # the topic it is about, if it is about one
+    log: TopicLog | None  # its topic, if it has one
     work: Work
     done: bool = False
 
     @property
     def outcome(self) -> dict[str, str]:
-        """What an error before its end has to tell: a change may be half done."""
+        """Error detail if it is ended early: a change may be half done."""
         return {"outcome": "unknown"} if isinstance(self.command, Change) else {}
 
     def advance(self, share: int) -> int:
-        """Work until the share is used up, or to the end; returns how many units that took."""
+        """Work until the share is used up or the work is done; returns the units used."""
         used = 0
         for units in self.work:
             used += units
@@ -55,18 +55,18 @@ class LongCommand:
 
 
 class LongCommands:
-    """Those of one shard that are not answered yet, in the order of their next slices."""
+    """The unanswered long commands of one shard, in the order of their next slices."""
 
     def __init__(
         self,
         enter: Callable[[LongCommand], None],
         failed: Callable[[object, Command, Exception], None],
     ) -> None:
-        """`failed` answers a command with what its work has raised."""
+        """`enter` prepares a command's next slice; `failed` answers a command whose work raised an error."""
         self._enter = enter
         self._failed = failed
         self._queue: deque[LongCommand] = deque()
-        self._room = 0  # of this turn, for first slices
+        self._room = 0  # left in this turn for first slices
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -77,8 +77,9 @@ class LongCommands:
     def start(
         self, token: object, command: Command, log: TopicLog | None, work: Work, *, refusable: bool = True
     ) -> None:
-        """Called by a handler, before anything is changed: what the work raises in its first slice is answered as what a handler
-        raises. `refusable`: not so for work that no client would ask for again.
+        """Called by a handler before it has changed anything; errors in the first slice are raised from here.
+
+        `refusable`: False for work that no client would retry.
         """
         is_full = refusable and len(self._queue) >= limits.LONG_COMMANDS_MAX
         if is_full and isinstance(command, Change):
@@ -94,14 +95,14 @@ class LongCommands:
         self._queue.append(long)
 
     def run_slices(self) -> None:
-        """A turn's share of work."""
+        """Do one turn's share of work."""
         room = limits.LONG_TURN_UNITS
         pending: list[LongCommand] = []
         while room > 0 and self._queue:
             long = self._queue.popleft()
             try:
                 self._enter(long)
-            except UpkeepPending:  # it goes on when its topic does
+            except UpkeepPending:  # continues when its topic's upkeep is done
                 pending.append(long)
                 continue
             except Exception as error:
@@ -122,7 +123,7 @@ class LongCommands:
         return 1
 
     def end(self, matches_token: Callable[[object], bool] = lambda token: True) -> list[LongCommand]:
-        """End those with such a token, and return them. Answering them is up to the caller."""
+        """End the commands with a matching token and return them. The caller must answer them."""
         ended = [long for long in self._queue if matches_token(long.token)]
         if ended:
             self._queue = deque(long for long in self._queue if not matches_token(long.token))
@@ -133,7 +134,7 @@ class LongCommands:
 
 def _too_many() -> Throttled:
     return Throttled(
-        "too many commands with much work are under way already; come back later",
+        "too many long-running commands are in progress; retry later",
         limit="long_commands",
         max=limits.LONG_COMMANDS_MAX,
     )

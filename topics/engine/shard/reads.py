@@ -1,6 +1,7 @@
-"""Commands that read: answered from what is published, and held back while they would show what a crash could undo.
+"""Read commands: diff and long polls, topic state and lists, reads by tag.
 
-A long poll registers before it looks, so that no append between the two is missed.
+They are answered from published state; a reply that a crash could still contradict is held back. A read that finds nothing
+is parked within the same turn, so it cannot miss an append.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from topics.engine.storage.segments import BLOCK_BYTES
 from topics.engine.topic.log import Loss, Op, Range, TopicLog
 from topics.engine.topic.tags import scan
 
-WAKE_AGAIN_MS = 50  # until a long poll whose time is up is tried again, when its answer cannot be sent yet
-WAKE_COST = 4096  # of a long poll that is woken, beside its records
-LOOK_COST = 2048  # of one that has looked, and waits on
-ROWS_PER_SLICE = 512  # looked at for a tag, where asking the tags has failed
-WAITERS_DONE_MAX = 64  # so few may stay in the heap after they were answered, however few others there are
+WAKE_AGAIN_MS = 50  # retry interval for an expired long poll whose reply cannot be sent yet
+WAKE_COST = 4096  # delivery cost of a long poll that is answered, in addition to its records
+LOOK_COST = 2048  # delivery cost of one that is checked and keeps waiting
+ROWS_PER_SLICE = 512  # rows scanned at a time when the tag index did not give a live record
+WAITERS_DONE_MAX = 64  # answered waiters always tolerated in the heap
 
 
 class Queries(Staging):
@@ -44,7 +45,7 @@ class Queries(Staging):
         if self._has_no_news(page, page.head_seq) or command.from_seq > page.head_seq:
             self._check_log_complete()
         may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
-        # A standing read has to know how far it has come; a long poll of a client waits for a record.
+        # A standing read reports its progress; a client's long poll waits for a record.
         is_news = command.standing and page.next_from_seq != command.from_seq
         if may_wait and not is_news and self._has_no_news(page, page.head_seq):
             self.park(token, command, log, page.head_seq)
@@ -53,7 +54,7 @@ class Queries(Staging):
 
     @staticmethod
     def _has_no_news(page: cmd.Page | cmd.FramePage, head: int) -> bool:
-        """Whether there is nothing to tell: all is read, and no record has come since the head was this one."""
+        """Whether the page is empty: everything is read, and no record was added since this head."""
         return (
             not (page.count if isinstance(page, cmd.FramePage) else page.seqs)
             and page.tombstone is None
@@ -68,7 +69,7 @@ class Queries(Staging):
                 self._record_losses(log, damage)
 
     def _record_losses(self, log: TopicLog, damage: DamagedSegment) -> None:
-        """Turn rotten records into announced losses; without them the read goes on."""
+        """Replace damaged records by announced losses, so that the read can continue without them."""
         chunk = damage.chunk
         rows, erased = damage.found or self.reader.damaged_rows(log, chunk)
         if erased:
@@ -86,7 +87,7 @@ class Queries(Staging):
         self.touched[log.id] = log
 
     def _redelete(self, log: TopicLog, ranges: list[Range]) -> None:
-        """Records whose bytes were erased were deleted, though nothing else says so any more."""
+        """Delete records whose bytes were erased: they were deleted, though no other trace of that is left."""
         op = Op(log)
         if self.read_only is None and self.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
             deletion = Deletion(ranges, False)
@@ -96,7 +97,7 @@ class Queries(Staging):
         log.publish_now(op)
 
     def park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
-        """Keep a read that has seen the topic up to its head, until there is more."""
+        """Park a read that has seen the topic up to its head until there is more."""
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
         waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log, head)
         log.waiters.append(waiter)
@@ -105,14 +106,14 @@ class Queries(Staging):
             self._push_waiter(waiter, waiter.deadline_ms)
 
     def unpark(self, token: object, log: TopicLog) -> None:
-        """Whoever asked does not want to know any more. Without effect when it is not parked."""
+        """Drop a parked read, for example because its client has disconnected. No effect if it is not parked."""
         for waiter in log.waiters:
             assert isinstance(waiter, Waiter)
             if waiter.token is token:
                 log.waiters.remove(waiter)
                 self._close_waiter(waiter)
                 return
-        # It looked again, or has not looked yet, and waits for the topic or for cold records.
+        # It is being handled (again), and waits for the topic's upkeep or for cold blocks.
         if self.cold.waiting:
             self.cold.withdraw(lambda found: found is token)
         if self.upkeep:
@@ -122,12 +123,12 @@ class Queries(Staging):
         self._waiter_count += 1
         heapq.heappush(self.waiter_heap, (due_ms, self._waiter_count, waiter))
         if len(self.waiter_heap) > 2 * self._waiting + WAITERS_DONE_MAX:
-            # Answered ones would stay until their time is up: half a minute's worth of a busy tail.
+            # Answered waiters would stay until their deadline: half a minute of a busy tail.
             self.waiter_heap = [entry for entry in self.waiter_heap if not entry[2].done]
             heapq.heapify(self.waiter_heap)
 
     def end_polls(self) -> None:
-        """Answer the long polls whose time is up."""
+        """Answer long polls whose deadline has passed."""
         room = limits.WAKE_BYTES_MAX
         for _ in range(limits.POLLS_ENDED_MAX):
             if room <= 0 or not self.waiter_heap or self.waiter_heap[0][0] > self.clock.mono_ms:
@@ -142,7 +143,7 @@ class Queries(Staging):
                 self._push_waiter(waiter, self.clock.mono_ms + WAKE_AGAIN_MS)
 
     def serve_waiter(self, waiter: Waiter, *, is_last: bool = False) -> int:
-        """Answer a long poll if there is something for it, or its time is up; returns about how many bytes that takes."""
+        """Answer a parked read if there is something new for it, or it `is_last`; returns the delivery cost in bytes."""
         log = waiter.log
         size = 0
         try:
@@ -159,12 +160,12 @@ class Queries(Staging):
                     self.ready.append((waiter.token, page))
                     return size + WAKE_COST
         except (TopicsError, OSError):
-            pass  # asked again below, where an error becomes its answer
+            pass  # handled again below, where the error becomes the reply
         self._finish_waiter(waiter)
         return size + WAKE_COST
 
     def _finish_waiter(self, waiter: Waiter) -> None:
-        """Ask once more, as if the poll had come now, and take whatever the answer is."""
+        """Handle the read again without waiting, whatever the reply is."""
         self._close_waiter(waiter)
         if waiter.log.view.dropped:
             self.ready.append((waiter.token, TopicNotFound(waiter.log.name)))
@@ -187,20 +188,20 @@ class Queries(Staging):
         return state
 
     def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
-        """Of a queue: what could be claimed, and what is."""
+        """Ready and in-flight counts of a queue; None for other topics."""
         return None
 
     def _list(self, token: object, command: cmd.ListTopics) -> None:
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
         rows: list[cmd.TopicState] = []
-        timed: TopicLog | None = None  # one whose state depends on what time it is
+        timed: TopicLog | None = None  # a topic whose state depends on the time
         pending: UpkeepPending | None = None
         for name in islice(self._listed(command), size + 1):
             log = self.published[name]
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred or log.is_over_cap:
                 try:
                     self._touch(log)
-                except UpkeepPending as error:  # the others are put in line as well
+                except UpkeepPending as error:  # continue, so that the other topics are queued as well
                     pending = error
                     continue
                 self._postpone_if_expiring(log)
@@ -216,7 +217,7 @@ class Queries(Staging):
             self.ready.append((token, cmd.TopicList(rows)))
 
     def _listed(self, command: cmd.ListTopics) -> Iterator[str]:
-        """The names a list asks for, ascending; names outside its prefixes are not even looked at."""
+        """The names of a list request, ascending; names outside its prefixes are skipped without a scan."""
         names = self.names
         after = names.bisect_right(command.after) if command.after else 0
         for prefix in narrow_prefixes(command.prefix, command.prefixes):
@@ -225,7 +226,7 @@ class Queries(Staging):
                     break
                 yield name
 
-    # -- by tag: the tags are looked through in slices ------------------------------------------------------
+    # -- by tag: scans of the tag index run in slices -------------------------------------------------------
 
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
         log = self._for_read(command.topic)
@@ -242,7 +243,7 @@ class Queries(Staging):
     def _last_of_each(
         self, token: object, log: TopicLog, command: cmd.LastByTag, before: cmd.RecordsAt | None = None
     ) -> Work:
-        """A page of tags; or again that page, when some of the records chosen `before` are dead."""
+        """The last record of each tag of a page; `before`: the same page, after some of its records died."""
         if before is None:
             tags, more = yield from tags_page(log, command, command.after)
         else:
@@ -253,7 +254,7 @@ class Queries(Staging):
                 tags, more = tags[:fit], True
             if seqs or not more:
                 break
-            # A page of tags that have gone meanwhile would have no cursor.
+            # All tags of the page were removed in the meantime: an empty page would have no cursor.
             tags, more = yield from tags_page(log, command, tags[-1])
         self.handle(token, cmd.RecordsAt(log.name, log.id, seqs, command, more, tags))
 
@@ -264,7 +265,7 @@ class Queries(Staging):
         command: cmd.LastByTag | cmd.NextByTag,
         before: cmd.RecordsAt | None = None,
     ) -> Work:
-        """The newest or the next of all matching records; or another one, when the one chosen `before` is dead."""
+        """The newest or the next matching record; `before`: another one, after the record found earlier died."""
         if before is None:
             since = log.next_seq
             seq = yield from find_candidate(log, command)
@@ -291,11 +292,11 @@ class Queries(Staging):
         self.long.start(token, command, log, work)
 
     def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], int]:
-        """The last seq of each tag, ascending; of as many tags as a page has room for, and how many those are."""
+        """The last seqs, ascending, of as many tags as fit a page; and the number of those tags."""
         seqs: list[int] = []
         size = 0
-        cold: set[tuple[int, int]] = set()  # blocks that must be fetched: the last ones may lie far apart
-        taken = b""  # no page ends with the empty tag, which no cursor can say
+        cold: set[tuple[int, int]] = set()  # cold blocks to fetch: the records may be far apart
+        taken = b""  # no page may end with the empty tag, as no cursor can express that
         for at, tag in enumerate(tags):
             seq = log.tags.last(tag, log.are_live)
             found = log.find(seq) if seq else None
@@ -311,7 +312,7 @@ class Queries(Staging):
         return sorted(seqs), len(tags)
 
     def _answer_records(self, token: object, log: TopicLog, seqs: list[int], *, more: bool = False) -> None:
-        """A page of chosen records. Tags are indexed as staged, so the answer waits for what it may rest on."""
+        """Reply with these records. The tag index is staged state, so the reply is held until that is published."""
         while True:
             page = cmd.Page.empty(
                 log.name,
@@ -341,7 +342,7 @@ class Queries(Staging):
         self._answer(token, page, log, held=log.pending > 0)
 
     def _is_being_staged(self, log: TopicLog, seq: int) -> bool:
-        """Whether a record that is not published belongs to the group that is being staged: its frame is in no file yet."""
+        """Whether an unpublished record is part of the staged group, so that its frame is not in a file yet."""
         found = log.find(seq) if self.appended else None
         if found is None or log.runs[log.run_at(seq)][1] != self.file_number:
             return False
@@ -370,7 +371,7 @@ class Queries(Staging):
 
 
 def deleted_page(log: TopicLog, command: cmd.ListDeleted) -> cmd.DeletedRanges:
-    """The seqs that readers pass over without a word: no live record, and no tombstone for a loss."""
+    """The seq ranges that readers skip silently: without a live record and without a tombstone for a loss."""
     view = log.view
     limit = min(command.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX)
     first = max(min(command.from_seq, view.head) + 1, view.evict_floor)
@@ -380,7 +381,7 @@ def deleted_page(log: TopicLog, command: cmd.ListDeleted) -> cmd.DeletedRanges:
     for chunk, low, high in log.spans(max(first, view.first_seq), stop):
         high = min(high, low + rows_left)
         live.append(np.flatnonzero(chunk.live(low, high)) + (chunk.first_seq + low))
-        rows_left -= max(high - low, SMALL)  # a topic of many small chunks costs more than its rows
+        rows_left -= max(high - low, SMALL)  # small chunks cost more than their rows
         if rows_left <= 0:
             stop = chunk.first_seq + high
             break
@@ -400,7 +401,7 @@ def deleted_page(log: TopicLog, command: cmd.ListDeleted) -> cmd.DeletedRanges:
 
 
 def without_losses(gap: Range, losses: list[Loss]) -> Iterator[Range]:
-    """What is left of a range beside the losses, which ascend."""
+    """A range without the losses in it, which are ascending."""
     first, last = gap
     for lost_first, lost_last, _ in losses:
         if lost_last < first:
@@ -417,7 +418,7 @@ def without_losses(gap: Range, losses: list[Loss]) -> Iterator[Range]:
 def tags_page(
     log: TopicLog, command: cmd.LastByTag | cmd.CountByTag, after: bytes
 ) -> Generator[int, None, tuple[list[bytes], bool]]:
-    """The tags of one page, and whether more follow."""
+    """One page of matching tags, and whether more follow."""
     size = min(max(command.limit, 0) or limits.TAGS_PAGE_MAX, limits.TAGS_PAGE_MAX)
     tags: list[bytes] = []
     for units, found in scan(lambda: log.tags, command.match, after):
@@ -426,12 +427,12 @@ def tags_page(
         if len(tags) > size + 1:
             break
     if tags[:size] == [b""]:
-        size += 1  # "after the empty tag" is what no cursor can say, so no page ends with it
+        size += 1  # no cursor can express "after the empty tag", so no page ends with it
     return tags[:size], len(tags) > size
 
 
 def find_candidate(log: TopicLog, command: cmd.LastByTag | cmd.NextByTag) -> Generator[int, None, int]:
-    """The newest or the next of the seqs that each matching tag has to offer, or 0. It may be dead when the last tag was asked."""
+    """The newest or the next seq over all matching tags, or 0. It may have died before the last tag was checked."""
     found = 0
     for units, tags in scan(lambda: log.tags, command.match):
         if isinstance(command, cmd.LastByTag):
@@ -446,11 +447,11 @@ def find_candidate(log: TopicLog, command: cmd.LastByTag | cmd.NextByTag) -> Gen
 def find_replacement(
     log: TopicLog, command: cmd.LastByTag | cmd.NextByTag, seq: int, since: int
 ) -> Generator[int, None, int]:
-    """The newest or the next of the matching records when `seq`, which was it, is dead; 0: there is none.
+    """The newest or the next matching record after the candidate `seq` died, or 0.
 
-    All tags were asked after the seq `since` was next. So nothing below it comes before `seq`, and what is left is looked for row by
-    row: to ask all tags again would never end, if the best record of them all were always dead by then. Any record that has come since
-    was the newest for a moment.
+    All tags were checked after `since` was the next seq, so no record below `since` precedes `seq`. The rest is searched row
+    by row: searching all tags again might never end if each candidate died in the meantime. Any record added since was the
+    newest at some moment.
     """
     upto = log.next_seq
     if isinstance(command, cmd.LastByTag):
@@ -467,13 +468,13 @@ def find_replacement(
             return 0
         ranges = [(upto, log.next_seq)]
         upto = log.next_seq
-        rows *= 2  # it catches up with any writer
+        rows *= 2  # so that it catches up with any writer
 
 
 def match_in_rows(
     log: TopicLog, command: cmd.LastByTag | cmd.NextByTag, first: int, stop: int, most: int
 ) -> Generator[int, None, int]:
-    """The last or the first live record of [first, stop) that matches, or 0; looks at up to `most` rows at once."""
+    """The last or the first matching live record in [first, stop), or 0; scans up to `most` rows at a time."""
     newest = isinstance(command, cmd.LastByTag)
     while first < stop:
         if newest:
@@ -503,7 +504,7 @@ def match_in_rows(
 
 
 def narrow_prefixes(prefix: str, prefixes: tuple[str, ...] | None) -> list[str]:
-    """The ascending prefixes, none inside another, of names that start with `prefix` and one of `prefixes`."""
+    """Ascending, disjoint prefixes of the names that start with `prefix` and with one of `prefixes`."""
     if prefixes is None:
         return [prefix]
     found: list[str] = []

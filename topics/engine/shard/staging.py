@@ -1,7 +1,7 @@
-"""The group being staged: frames for the next envelope, ops to publish once it is written, replies that may leave.
+"""The staged group: frames for the next log entry, ops to publish once it is written, replies to send.
 
-What every command shares: finding a topic, letting time act on it, reserving room in the log, and the way from
-staged to published. Which commands there are stands in appends.py and reads.py.
+Shared by all command handlers: finding topics, loading and expiring them, reserving log space, publishing. The commands
+themselves are in appends.py, reads.py and the modules built on them.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from topics.engine.storage import frames
 from topics.engine.storage.control import TimeCeiling
 from topics.engine.topic.log import Op, Range, TopicLog
 
-# Of removing records that time has ended: of a step, of a record with a TTL of its own, of one with a tag.
+# Cost of removing expired records: per step, per record with its own TTL, per record with a tag.
 EXPIRE_STEP_UNITS, EXPIRY_UNITS, TAG_UNITS = 250, 4, 2
-CONTROL_BYTES = 512  # more than any control frame but a long delete
+CONTROL_BYTES = 512  # upper bound of a control frame, except a long delete
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A long poll parked on a topic."""
+    """A long poll or standing read, parked on a topic."""
 
     token: object
     command: cmd.Diff
     deadline_ms: int
     log: TopicLog
-    head: int  # at its first look; a poll ends with any record that comes after, also one that it filters out
+    head: int  # when it was parked; any later record ends a poll, even one that its filter excludes
     done: bool = False
-    is_blocked: bool = False  # its topic has changed since its last look
+    is_blocked: bool = False  # the topic has changed, but the reply cannot be sent yet
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class EraseRequest:
 
 
 class Postpone(Exception):
-    """A read that must be asked again once the topic's pending changes are published."""
+    """Raised by a read that must be retried once the topic's pending changes are published."""
 
     def __init__(self, log: TopicLog) -> None:
         super().__init__(log.name)
@@ -76,82 +76,80 @@ class Staging:
         self._boot_id = boot_id
         self.cold = ColdReads(None, reader.cold_blocks, lambda kind, work, done: None)
         self.now_ms = clock.now_ms
-        self.staged: dict[str, TopicLog] = {}  # names as deciders see them
-        self.published: dict[str, TopicLog] = {}  # names as readers see them
+        self.staged: dict[str, TopicLog] = {}  # topics by name, including changes that are not published yet
+        self.published: dict[str, TopicLog] = {}  # topics by name, as readers see them
         self.by_id: dict[int, TopicLog] = {}
         self.names: SortedList[str] = SortedList()
         self.next_id = config.shard + ID_STEP
         self.owned_ids = OwnedIds(config.shard)
         self.bytes_live = 0  # staged, over all topics
         self.records_live = 0
-        self.bytes_reserved = 0  # of transactions that are decided and not all in the log yet
-        # This shard's shares of the caps over all shards; None: the configured caps are its own.
+        self.bytes_reserved = 0  # for decided transactions that are not completely in the log yet
+        # This shard's share of the server-wide caps; None: the configured caps apply to this shard alone.
         self.topics_granted: int | None = None
         self.bytes_granted: int | None = None
-        # What a failed commit may have left in the log, and a restart may bring back: it keeps its share of the caps.
+        # What a failed commit may have left in the log and a restart may bring back: still counts towards the caps.
         self.topics_unknown = 0
         self.bytes_unknown = 0
         self._class_counts: dict[str, int] | None = None
         self.ram_bytes = 0
         self.read_only: str | None = None
-        self.cut_off = False  # it started without the end of its log: what it knows is not the latest
+        self.cut_off = False  # the end of its log could not be read at start: the newest records are missing
         self.disk_full = False
-        self.low_space = False  # less is left on the disk than must be
-        self.log_full = False  # as long since the last checkpoint as it may be, until one is done
+        self.low_space = False  # less free space than min_free_bytes
+        self.log_full = False  # the log since the last checkpoint has reached its maximum size
         # The group being staged.
         self.frames: list[bytes] = []
         self.frame_bytes = 0
         self.frame_count = 0
         self.ops: list[Op] = []
-        self.appended: list[tuple[TopicLog, int]] = []  # logs and first seqs of this group's rows
-        self.room_bytes = 0  # what this group may grow to before it no longer fits any log file
+        self.appended: list[tuple[TopicLog, int]] = []  # topics with rows in this group, and their first seqs
+        self.room_bytes = 0  # maximum size of this group that fits a log file
         self.make_room: Callable[[int], bool] = lambda size: False
         self.ready: list[tuple[object, object]] = []
         self.file_number = 0
-        self.frame_offset = 0  # where this group's first frame will lie
-        # Time.
+        self.frame_offset = 0  # offset of this group's first frame in the log file
+        # Ceilings: a time or seq may be used only below a synced ceiling, so a restart never goes back.
         self.time_ceiling_ms = 0
         self.time_ceiling_synced_ms = 0
         self.time_ceilings: list[tuple[int, int]] = []  # (lsn, ceiling), not yet synced
         self.seq_ceilings: list[tuple[int, TopicLog, int]] = []
         self._new_time_ceiling = 0
         self._new_seq_ceilings: list[tuple[TopicLog, int]] = []
-        # Who must know how much of a topic is synced; see `keep_safe`.
         self.written_lsn = 0
         self.synced_lsn = 0
-        self.publishing_lsn = 0  # what covers the op that is being published
-        self.unsynced: dict[int, TopicLog] = {}
-        self.claimable: dict[int, TopicLog] = {}  # topics with something new and claims that wait for it
-        self.dead_letters_due: dict[int, TopicLog] = {}  # topics with letters that may be sent
-        self.copies_due: dict[int, TopicLog] = {}  # topics with something new for the rules that copy them
-        # Records of such topics since copies were begun last, each over the number of its rules: with more rules it pays
-        # more to gather.
+        self.publishing_lsn = 0  # log position that covers the op being published
+        self.unsynced: dict[int, TopicLog] = {}  # topics with unsynced heads; see `track_synced_head`
+        self.claimable: dict[int, TopicLog] = {}  # topics with new records and waiting claims
+        self.dead_letters_due: dict[int, TopicLog] = {}  # topics with dead letters that may be sent
+        self.copies_due: dict[int, TopicLog] = {}  # topics with new records for forwards
+        # New records of these topics since copies were last started, each divided by the topic's number of forwards:
+        # the more forwards, the more batching pays.
         self.copies_due_records = 0.0
         self.on_created: Callable[[str], None] = lambda name: None
         # Work for the engine.
-        self.waiters_due: dict[int, TopicLog] = {}  # topics whose waiters must look again
-        self.blocked_waiters: dict[int, TopicLog] = {}  # those of them with waiters that may not be woken yet
-        # Whether the answer to this token can be sent.
+        self.waiters_due: dict[int, TopicLog] = {}  # topics that have changed and have waiters
+        self.blocked_waiters: dict[int, TopicLog] = {}  # topics with waiters whose reply cannot be sent yet
+        # Whether a reply to this token can be sent now.
         self.can_send: Callable[[object], bool] = lambda token: True
-        self.touched: dict[int, TopicLog] = {}  # changed since the last checkpoint
-        self.trimming: dict[int, TopicLog] = {}  # with more records of a tag than a new cap allows
-        self.pruning: dict[int, TopicLog] = {}  # with records that their consumers may need no more
+        self.touched: dict[int, TopicLog] = {}  # topics changed since the last checkpoint
+        self.trimming: dict[int, TopicLog] = {}  # topics being trimmed to a new cap_per_tag
+        self.pruning: dict[int, TopicLog] = {}  # topics with records that no consumer may need any more
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
         self._waiter_count = 0
-        self._waiting = 0  # long polls that are not answered yet
+        self._waiting = 0  # unanswered waiters
         self.erase_requests: list[EraseRequest] = []
-        self.gone: list[TopicLog] = []  # dropped topics whose files wait for removal
+        self.gone: list[TopicLog] = []  # dropped topics whose files are not removed yet
         self.loader: Callable[[TopicLog], None] = lambda log: None
-        self.load_steps: Callable[[TopicLog], Work] | None = (
-            None  # None: it is loaded at once, as long as the shard recovers
-        )
+        # Loads a topic in steps; None during recovery: topics are loaded at once.
+        self.load_steps: Callable[[TopicLog], Work] | None = None
         self.upkeep = Upkeep(self._upkeep_steps)
         self.counters: dict[str, int] = {}
-        self._command: cmd.Command | None = None  # the one being handled
+        self._command: cmd.Command | None = None  # being handled
         self._handlers: dict[type, Callable[[object, Any], None]] = {}
         self.long = LongCommands(self._before_slice, self._handle_error)
 
-    # -- a turn --------------------------------------------------------------------------------------------
+    # -- turns and groups ----------------------------------------------------------------------------------
 
     def begin_turn(self, now_ms: int, *, busy: bool) -> None:
         self.now_ms = now_ms
@@ -164,7 +162,7 @@ class Staging:
     def _has_control_room(self) -> bool:
         try:
             return self.has_room(CONTROL_BYTES)
-        except ShardReadOnly:  # since now: each request of the turn will hear of it
+        except ShardReadOnly:  # just became read-only: each request of this turn gets that error
             return False
 
     def stage_time_ceiling(self, ceiling_ms: int) -> None:
@@ -178,20 +176,20 @@ class Staging:
         self.room_bytes = room_bytes
 
     def has_room(self, size: int) -> bool:
-        """Whether the group still fits a log file with `size` bytes more; makes one when it can."""
+        """Whether `size` more bytes still fit a log file; creates a larger one if needed."""
         return self.frame_bytes + size <= self.room_bytes or self.make_room(self.frame_bytes + size)
 
     def reserve(self, size: int) -> None:
-        """Make sure of room before anything is decided."""
+        """Reserve log space, or raise, before anything is decided."""
         if not self.has_room(size):
-            raise Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+            raise Throttled("the disk is full; free some space and retry", limit="disk_full")
 
     def move_group(self, file_number: int, frame_offset: int) -> None:
-        """The group goes to another file than was thought: its rows follow."""
+        """The group is written to another log file: relocate its rows."""
         shift = frame_offset - self.frame_offset
         moved: dict[int, TopicLog] = {}
         for log, first in self.appended:
-            if log.id not in moved:  # the first entry of a log has its lowest seq
+            if log.id not in moved:  # a topic's first item has its lowest seq
                 moved[log.id] = log
                 log.shift_rows(first, shift, file_number)
         self.file_number, self.frame_offset = file_number, frame_offset
@@ -206,14 +204,14 @@ class Staging:
             self._handle_error(token, command, error)
 
     def _handle_error(self, token: object, command: cmd.Command, error: Exception) -> None:
-        """What becomes of a command whose handler, or whose work, raised this."""
+        """Retry, queue or answer a command whose handler, or sliced work, raised an error."""
         if isinstance(error, Postpone):
             self.add_op(Op(error.log, token, command=command, retry=True))
         elif isinstance(error, UpkeepPending):
             self._wait_for_upkeep(token, command, error.log)
         elif isinstance(error, Conflict | TopicNotFound):
-            # A conflict tells of what is staged, a 404 to a writer of a drop that readers do not see yet: neither may
-            # leave before what it tells of is safe. A 404 to a reader tells of what is published, and leaves at once.
+            # A conflict depends on staged state, and a 404 for a write on a drop that readers do not see yet: hold the
+            # reply until that is published. A 404 for a read depends on published state and is sent at once.
             known = self.staged if isinstance(error, Conflict) else self.published
             log = known.get(getattr(command, "topic", ""))
             if log is not None and log.pending and self.read_only is None:
@@ -225,13 +223,13 @@ class Staging:
         elif isinstance(error, TopicsError):
             self.ready.append((token, error))
         elif isinstance(error, OSError):
-            # Only reads reach the disk from here; the log itself is written by the engine.
+            # Only reads use the disk here; the engine writes the log.
             self.ready.append((token, TopicsError(f"a file could not be read: {error}")))
         else:
             raise error
 
     def _queue_behind_upkeep(self, topic: str) -> None:
-        """Those who came before for the same topic go on first."""
+        """Keep the order: requests that wait for the topic's upkeep go first."""
         log = self.staged.get(topic) or self.published.get(topic)
         if log is not None and self.upkeep.is_queued(log):
             raise UpkeepPending(log)
@@ -246,7 +244,7 @@ class Staging:
         self.upkeep.wait(log, resume, token=token)
 
     def _before_slice(self, long: LongCommand) -> None:
-        """A command goes on that has waited for its next slice."""
+        """Prepare the next slice of a long command: check that its topic is still there and load it."""
         self._command = long.command
         if self.read_only is not None and isinstance(long.command, cmd.Change):
             raise ShardReadOnly(self.read_only, unknown=True)
@@ -257,7 +255,7 @@ class Staging:
         self._touch(long.log)
 
     def _wait_for_cold(self, token: object, command: cmd.Command, miss: ColdMiss) -> None:
-        """Ask again once the blocks are there. Nothing was changed by the first try."""
+        """Retry the command once the cold blocks are fetched. The first attempt has changed nothing."""
 
         def resume(error: TopicsError | None) -> None:
             if error is None or self._is_outdated(miss):
@@ -271,7 +269,7 @@ class Staging:
             self.ready.append((token, error))
 
     def _is_outdated(self, miss: ColdMiss) -> bool:
-        """Whether a segment is not where it was looked for any more: its records are gone, or in another generation."""
+        """Whether a segment of a failed fetch was replaced or removed since, so that a retry makes sense."""
         for topic_id, first_seq, generation in (want.segment for want in miss.wants):
             log = self.by_id.get(topic_id)
             found = log.find(first_seq) if log is not None and log.stored is None else None
@@ -290,7 +288,7 @@ class Staging:
         self.ops.append(op)
 
     def committed(self, lsn: int) -> None:
-        """The staged group is in the log at `lsn`."""
+        """The staged group was written to the log at `lsn`."""
         self.frames, self.frame_bytes, self.frame_count = [], 0, 0
         self.ops = []
         self.appended = []
@@ -302,7 +300,7 @@ class Staging:
             self._new_seq_ceilings = []
 
     def track_synced_head(self, log: TopicLog) -> None:
-        """From here on `log.safe_head` tells up to where the topic is synced."""
+        """From now on keep `log.synced_head` up to date: the head that no crash can undo."""
         if log.unsynced_heads is None:
             log.unsynced_heads = deque()
             self.publishing_lsn = self.written_lsn
@@ -338,7 +336,7 @@ class Staging:
             log.ceiling_synced = max(log.ceiling_synced, ceiling)
 
     def publish(self, op: Op) -> None:
-        """An op's gate is open: readers see it, its reply leaves, its waiters look again."""
+        """Publish an op: apply it to the view, queue the topic for delivery, release its reply."""
         log = op.log
         log.pending -= 1
         if op.plain:
@@ -365,7 +363,7 @@ class Staging:
         if log.unsynced_heads is not None:
             self._note_head(log)
         if log.consumers is not None:
-            if log.consumers.waiting and (op.head or op.count):  # more to hand out, or less in hand
+            if log.consumers.waiting and (op.head or op.count):  # new records, or fewer pending
                 self.claimable[log.id] = log
             if op.dead_letters:
                 log.consumers.synced_dead_letter = max(log.consumers.synced_dead_letter, op.dead_letters)
@@ -381,16 +379,16 @@ class Staging:
             self.ready.append((op.token, op.result))
 
     def count_live(self, op: Op) -> None:
-        """Carry what a staged change did to one topic over to the totals."""
+        """Add a staged change of one topic to the shard's totals."""
         self.bytes_live += op.bytes
         self.records_live += op.count
 
     def classes_changed(self) -> None:
-        """A config was published, or names while the shard recovers."""
+        """Recount topics by durability: a config was published, or recovery has published topics."""
         self._class_counts = None
 
     def class_counts(self) -> dict[str, int]:
-        """Published topics by durability. Counted anew only after a start, and after a config was changed."""
+        """The number of published topics by durability, cached."""
         if self._class_counts is None:
             counts = dict.fromkeys(get_args(Durability), 0)
             for log in self.published.values():
@@ -425,7 +423,7 @@ class Staging:
             self._class_counts[log.view.config.durability] += by
 
     def discard_staged(self) -> None:
-        """A commit failed: fall back to what is published. The shard is read-only from here on."""
+        """A commit failed: revert to the published state. The shard is now read-only."""
         for log in list(self.by_id.values()):
             if log.pending or log.next_seq != log.view.head + 1:
                 log.discard_staged()
@@ -457,7 +455,7 @@ class Staging:
         return log
 
     def loaded_topic(self, name: str) -> TopicLog:
-        """A topic as it stands, all of it: what recovery has put off would else become visible without a word."""
+        """A published topic with its deferred replay applied: otherwise a watcher would miss those changes."""
         log = self.published.get(name)
         if log is None:
             self._check_log_complete()
@@ -470,18 +468,18 @@ class Staging:
         return log
 
     def _check_log_complete(self) -> None:
-        """Records before the damage can be read; that none come after them, or which is the last, cannot be said."""
+        """Refuse a read of the newest records if the end of the log is missing: records before the damage are readable."""
         if self.cut_off and self.read_only is not None:
             raise ShardReadOnly(self.read_only)
 
     @staticmethod
     def _postpone_if_expiring(log: TopicLog) -> None:
-        """Readers must not see what has expired, and cannot see yet that it has: they ask again right after."""
+        """Retry a read later while expired records are staged but not published: it must not return them."""
         if log.expiring:
             raise Postpone(log)
 
     def _touch(self, log: TopicLog) -> None:
-        """Have a topic in memory as it stands now. Untended: that takes longer than a turn."""
+        """Load a topic and expire its records. Raises UpkeepPending if that takes longer than this turn allows."""
         if log.stored is not None or log.deferred:
             self._do_upkeep(log)
         log.last_touch = self.now_ms
@@ -495,12 +493,12 @@ class Staging:
             self.upkeep.run(log)
 
     def upkeep_now(self, log: TopicLog) -> None:
-        """The same for who cannot wait."""
+        """Load and expire a topic completely, for callers that cannot wait."""
         drain(self._upkeep_steps(log))
         log.last_touch = self.now_ms
 
     def load_slices(self, log: TopicLog) -> Work:
-        """Have a topic in memory, for work that is done in slices itself."""
+        """Load a topic in slices, for work that is itself sliced."""
         while log.is_unloaded and not log.dropped:
             if self.load_steps is None:
                 self.loader(log)
@@ -523,8 +521,9 @@ class Staging:
                 yield units
 
     def _expire(self, log: TopicLog) -> int:
-        """Let time act on a topic: its own TTL moves the floor, a record's TTL is a silent delete. If there is more to do after a
-        part of it, the units of work that this part took; else 0.
+        """Expire a bounded number of records. The topic's TTL moves the floor; a record's own TTL is a silent delete.
+
+        Returns the cost of this step if there is more to do, else 0.
         """
         due, is_more = log.expired_records(self.now_ms, limits.EXPIRE_RECORDS)
         last = log.expired_last(self.now_ms)
@@ -537,14 +536,14 @@ class Staging:
 
     @staticmethod
     def _step_units(log: TopicLog) -> int:
-        """Of a step that removes so many records. With a tag of its own each of them takes its time."""
+        """Estimated cost of removing EXPIRE_RECORDS records, which is higher if most have distinct tags."""
         per_record = (
             EXPIRY_UNITS if log.expiries else TAG_UNITS if len(log.tags) > limits.EXPIRE_RECORDS else 0
         )
         return EXPIRE_STEP_UNITS + per_record * limits.EXPIRE_RECORDS
 
     def _remove_expired(self, log: TopicLog, due: list[int], last: int, *, ttl: bool = True) -> None:
-        """Records that are ended: some by their own TTL, and those up to `last` by the topic's, or by its cap."""
+        """Remove records: `due` by their own TTL, and those up to `last` by the topic's TTL or cap."""
         op = Op(log)
         if due:
             log.stage_delete(as_ranges(due), op)
@@ -573,7 +572,7 @@ class Staging:
         )
 
     def _answer(self, token: object, result: object, log: TopicLog, *, held: bool = False) -> None:
-        """Reply now, or, when the answer rests on what is not yet safe, after the sync that makes it so."""
+        """Reply now, or hold the reply until what it depends on is published (`held`) or synced (the time)."""
         unsafe_time = (log.config.ttl_ms or log.expiries) and self.now_ms > self.time_ceiling_synced_ms
         if (held or unsafe_time) and self.read_only is None:
             self.add_op(Op(log, token, result, sync=bool(unsafe_time), command=self._command))
@@ -582,7 +581,7 @@ class Staging:
 
 
 def as_ranges(seqs: list[int]) -> list[Range]:
-    """Ascending seqs as inclusive ranges."""
+    """Convert ascending seqs to inclusive ranges."""
     ranges: list[Range] = []
     for seq in seqs:
         if ranges and ranges[-1][1] + 1 == seq:

@@ -1,7 +1,7 @@
-"""The state machine of one shard: commands are decided on staged state and become frames and ops.
+"""The state machine of one shard: maps commands to handlers, which decide on staged state.
 
-`handle` never touches the log file. What it stages lies in `frames` (bytes for the next envelope), `ops` (changes
-to publish once that envelope is written, or synced) and `ready` (replies that need neither). The engine commits.
+`handle` never touches the log file. It leaves frames for the next log entry in `frames`, changes to publish once that entry
+is written or synced in `ops`, and replies that need neither in `ready`. The engine commits them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from topics.engine.shard.delivery import Delivery
 
 
 class Shard(Delivery):
-    """All commands over one staged and one published state."""
+    """All command handlers of one shard."""
 
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        # Whoever cares for the cold tier answers these.
+        # Set by the engine: merge commands are handled by the MergeService.
         self.merge: Callable[[object, mrg.MergeCommand], None] = lambda token, command: None
         self._handlers = {
             cmd.Append: self._append,

@@ -1,10 +1,10 @@
-"""Upkeep of topics: loading their rows, and removing records that a TTL or a cap has ended. A bounded share each turn.
+"""Upkeep of topics: loading rows, and removing records that expired or exceed a cap. Bounded work per turn.
 
-Small work is done at once, within the turn's budget. A topic with more to do is queued (`UpkeepPending`): requests to it wait in the order
-of their arrival, and other topics are served meanwhile. When its work is done the waiting requests resume, some each turn, before
-newer requests to the same topic.
+Small work is done at once, within the turn's budget. A topic with more to do is queued (`UpkeepPending`): its requests wait
+in order of arrival while other topics are served. When its work is done, waiting requests resume, a few per turn, before
+newer ones to the same topic.
 
-Work is counted in units of about a microsecond, not measured, so that the same requests take the same turns.
+Work is counted in units of about a microsecond, not measured, so the same requests always take the same turns.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class UpkeepPending(Exception):
 
 @dataclass(slots=True, eq=False)
 class _QueuedTopic:
-    """A topic in line."""
+    """A topic that is queued for upkeep."""
 
     log: TopicLog
-    work: Work | None  # None: done, and some still wait
+    work: Work | None  # None: done, but requests still wait
     waiting: deque[tuple[object, Resume]] = field(default_factory=deque)
     names: set[object] = field(default_factory=set)
     error: TopicsError | None = None
 
     def advance(self, share: int) -> int:
-        """Work until the share is used up, or to the end; returns how many units that took."""
+        """Work until the share is used up or the work is done; returns the units used."""
         used = 0
         if self.work is None:
             return used
@@ -60,11 +60,11 @@ class _QueuedTopic:
 
 class Upkeep:
     def __init__(self, work_of: Callable[[TopicLog], Work]) -> None:
-        """`work_of`: all that a topic needs now."""
+        """`work_of` returns all the upkeep a topic needs now."""
         self._work_of = work_of
         self._queue: dict[int, _QueuedTopic] = {}
-        self._resumed: _QueuedTopic | None = None  # one who waited there goes on
-        self._room = limits.LONG_TURN_UNITS  # of this turn, for what is begun in it
+        self._resumed: _QueuedTopic | None = None  # the topic whose waiting requests are being resumed
+        self._room = limits.LONG_TURN_UNITS  # left in this turn for work that starts in it
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -73,12 +73,12 @@ class Upkeep:
         self._room = limits.LONG_TURN_UNITS
 
     def is_queued(self, log: TopicLog) -> bool:
-        """Whether a new request to this topic has to wait."""
+        """Whether a new request to this topic must wait."""
         queued = self._queue.get(log.id)
         return queued is not None and queued is not self._resumed
 
     def run(self, log: TopicLog) -> None:
-        """Do what a topic needs, or put it in line for that."""
+        """Do a topic's upkeep, or queue it and raise UpkeepPending."""
         queued = self._queue.get(log.id)
         if queued is None or (queued is self._resumed and queued.work is None):
             begun = _QueuedTopic(log, self._work_of(log))
@@ -95,7 +95,7 @@ class Upkeep:
         raise UpkeepPending(log)
 
     def enqueue(self, log: TopicLog) -> None:
-        """A topic needs something from the next turn on, whether it is asked or not."""
+        """Queue a topic for upkeep from the next turn on, even without requests."""
         queued = self._queue.get(log.id)
         if queued is None:
             self._queue[log.id] = _QueuedTopic(log, self._work_of(log))
@@ -103,19 +103,19 @@ class Upkeep:
             queued.work = self._work_of(log)
 
     def wait(self, log: TopicLog, resume: Resume, *, token: object = None, name: object = None) -> None:
-        """Have `resume` called when the topic is tended, once for each name. `token`: by which it can be withdrawn."""
+        """Call `resume` when the topic's upkeep is done, once per `name`. `token`: identifies it for `withdraw`."""
         queued = self._queue[log.id]
         if name is not None:
             if name in queued.names:
                 return
             queued.names.add(name)
         if queued is self._resumed:
-            queued.waiting.appendleft((token, resume))  # it went on, and has to wait again
+            queued.waiting.appendleft((token, resume))  # it was resumed and must wait again
         else:
             queued.waiting.append((token, resume))
 
     def run_slices(self) -> Iterator[None]:
-        """A turn's share. Each step of this is one who waited and has gone on."""
+        """Do one turn's share of work. Yields after each request that was resumed."""
         room, answers = limits.LONG_TURN_UNITS, limits.UPKEEP_RESUMED_MAX
         for queued in list(self._queue.values()):
             room -= queued.advance(room)
@@ -130,7 +130,7 @@ class Upkeep:
                     yield
             finally:
                 self._resumed = None
-            # The others first in the next turn.
+            # To the end of the queue, so that other topics go first in the next turn.
             del self._queue[queued.log.id]
             if queued.work is not None or queued.waiting:
                 self._queue[queued.log.id] = queued
@@ -138,7 +138,7 @@ class Upkeep:
                 return
 
     def withdraw(self, matches_token: Callable[[object], bool]) -> bool:
-        """Those with such a token do not want to go on; whether there were any."""
+        """Drop waiting requests with a matching token; returns whether there were any."""
         found = False
         for queued in self._queue.values():
             kept = deque(entry for entry in queued.waiting if entry[0] is None or not matches_token(entry[0]))

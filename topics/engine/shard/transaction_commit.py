@@ -81,7 +81,7 @@ class Committing(Transactions):
         try:
             found = yield Blocking(STAGE_KIND, lambda: read_staged(disk, path))
         except (OSError, TopicsError) as error:  # the latter when a later version wrote it
-            self._answer_all(txn, TopicsError(f"what was staged could not be read: {error}"))
+            self._answer_all(txn, TopicsError(f"the staged chunks could not be read: {error}"))
             return
         txn.is_indexed = True
         for entry in found:
@@ -209,9 +209,7 @@ class Committing(Transactions):
             free = yield Blocking(STAGE_KIND, disk.free_bytes)
             # Until a checkpoint has absorbed the log a record is there twice, and staged besides.
             if free < self.config.min_free_bytes + 2 * size:
-                raise Throttled(
-                    "there is not enough space on the disk for the batch; free some", limit="disk_full"
-                )
+                raise Throttled("not enough disk space for the batch; free some", limit="disk_full")
         entry, end = encode_decision(chosen), txn.end
         yield Blocking(STAGE_KIND, lambda: write_entries(disk, path, end, [entry], sync=True))
         self._check_commit(txn, records, size, largest)
@@ -443,7 +441,7 @@ def _next_slice(order: list[Placed], done: int) -> list[Placed]:
 def _incomplete(txn: Transaction, problems: list[dict[str, object]]) -> TransactionIncomplete:
     names = ", ".join(str(problem["part"]) for problem in problems[:REPORTED_MAX])
     return TransactionIncomplete(
-        f"the transaction does not hold what the commit names of {len(problems)} parts ({names}); stage it and commit again",
+        f"the staged chunks do not match the commit in {len(problems)} parts ({names}); stage what is missing and commit again",
         topic=txn.log.name,
         txn=f"{txn.id:016x}",
         parts=problems[:REPORTED_MAX],
@@ -452,7 +450,7 @@ def _incomplete(txn: Transaction, problems: list[dict[str, object]]) -> Transact
 
 def _refusal(error: OSError) -> TopicsError:
     if is_out_of_resources(error):
-        return Throttled("the disk is full; free some space and the server goes on", limit="disk_full")
+        return Throttled("the disk is full; free some space and retry", limit="disk_full")
     return TopicsError(
-        f"the transaction's file failed: {error}; begin the transaction again and stage everything again"
+        f"the transaction's file could not be written: {error}; begin the transaction again and stage everything again"
     )

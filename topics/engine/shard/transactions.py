@@ -132,7 +132,7 @@ class Transactions(Forwards):
         if txn is None:
             return False
         if (txn.producer, txn.batch) != (command.producer, command.batch):
-            raise InvalidRequest("another transaction has the same id; name the producer differently")
+            raise InvalidRequest("another transaction has the same id; use another producer name")
         ttl_ms = min(max(command.ttl_ms, limits.TXN_TTL_MS_MIN), limits.TXN_TTL_MS_MAX)
         if ttl_ms != txn.ttl_ms:
             self.reserve(2 * CONTROL_BYTES)
@@ -165,7 +165,7 @@ class Transactions(Forwards):
         forgotten = known.evictable_producers(producer, self.now_ms) if known is not None else []
         if forgotten is None:
             raise Throttled(
-                "the topic remembers the last batches of as many producers as it may; use fewer names, or another topic",
+                "the topic has its maximum number of producers; use fewer producer names, or another topic",
                 limit="txn_producers",
                 max=limits.TXN_PRODUCERS_MAX,
             )
@@ -184,7 +184,7 @@ class Transactions(Forwards):
         count, largest = len(sizes), max(sizes)
         record_max = min(log.config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
         if largest > record_max:
-            raise RecordTooLarge(f"a record of {largest} bytes; at most {record_max} are allowed")
+            raise RecordTooLarge(f"a record of {largest} bytes; the maximum is {record_max}")
         if txn.is_indexed and (command.part, command.chunk) in txn.chunks:
             self.ready.append((token, _staged(log, command, count, repeated=True)))
             return
@@ -199,18 +199,16 @@ class Transactions(Forwards):
     def _check_staging(self, txn: Transaction, size: int) -> None:
         config = self.config
         if self.low_space or self.disk_full:
-            raise Throttled(
-                "the disk is nearly full; free some space and the server goes on", limit="disk_full"
-            )
+            raise Throttled("the disk is nearly full; free some space and retry", limit="disk_full")
         if config.txn_bytes_max and txn.bytes + size > config.txn_bytes_max:
             raise Throttled(
-                "the transaction holds as much as it may; commit smaller batches, or raise TOPICS_TXN_MAX_BYTES",
+                "the transaction has reached its maximum size; commit smaller batches, or raise TOPICS_TXN_MAX_BYTES",
                 limit="txn_max_bytes",
                 max=config.txn_bytes_max,
             )
         if config.txn_shard_bytes_max and self.staged_bytes + size > config.txn_shard_bytes_max:
             raise Throttled(
-                "the open transactions of this topic's shard hold as much as they may; commit or abort some, or raise "
+                "the open transactions of this topic's shard have reached their maximum size; commit or abort some, or raise "
                 "TOPICS_TXN_SHARD_BYTES",
                 limit="txn_shard_bytes",
                 max=config.txn_shard_bytes_max,
@@ -239,7 +237,7 @@ class Transactions(Forwards):
     def _commit_transaction(self, token: object, command: txc.CommitTransaction) -> None:
         self._check_writable()
         if len({name for name, _, _ in command.parts}) < len(command.parts):
-            raise InvalidRequest("a part is named twice")
+            raise InvalidRequest("a part is listed twice")
         try:
             log, txn = self._find_transaction(command.topic, command.txn)
         except TransactionCommitted:
@@ -248,7 +246,7 @@ class Transactions(Forwards):
             return
         if len(txn.commit_waiters) >= limits.TXN_COMMITS_WAITING_MAX:
             raise Throttled(
-                "too many commits of this transaction wait for it",
+                "too many commit requests for this transaction are waiting; retry later",
                 limit="txn_commits_waiting",
                 max=limits.TXN_COMMITS_WAITING_MAX,
             )

@@ -77,7 +77,7 @@ class Consumers(Settling):
             if known is None:
                 if log.consumers is not None and len(log.consumers.named) >= limits.CONSUMERS_PER_TOPIC_MAX:
                     raise Throttled(
-                        f"topic {log.name!r} has {limits.CONSUMERS_PER_TOPIC_MAX} consumers already",
+                        f"topic {log.name!r} has its maximum of {limits.CONSUMERS_PER_TOPIC_MAX} consumers; delete some",
                         limit="consumers",
                         max=limits.CONSUMERS_PER_TOPIC_MAX,
                     )
@@ -139,13 +139,13 @@ class Consumers(Settling):
     def _check_consumer(self, log: TopicLog, name: str, config: ConsumerConfig) -> None:
         if not NAME.match(name):
             raise InvalidRequest(
-                f"{name!r} is not a consumer name: 1 to 255 of A-Z a-z 0-9 . _ : - with a letter or digit first"
+                f"{name!r} is not a valid consumer name: use 1 to 255 of A-Z a-z 0-9 . _ : -, starting with a letter or digit"
             )
         if config.dead_letter is not None:
             if not NAME.match(config.dead_letter):
-                raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a topic name")
+                raise InvalidRequest(f"dead_letter {config.dead_letter!r} is not a valid topic name")
             if config.dead_letter == log.name:
-                raise InvalidRequest("a topic cannot take the dead letters of its own consumer")
+                raise InvalidRequest("a topic cannot be the dead letter topic of its own consumer")
 
     def _check_overlap(self, log: TopicLog, name: str, config: ConsumerConfig) -> Work:
         """A record of a work queue is for one consumer. What overlaps since before that was checked may stay so."""
@@ -210,7 +210,7 @@ class Consumers(Settling):
                 lasts[name] = tags.last(name, log.are_live) if name in tags.strings.ids else 0
             if len(lasts) > limits.INITIAL_SEQS_MAX:
                 raise Throttled(
-                    f"a consumer begins with the last record of at most {limits.INITIAL_SEQS_MAX} tags",
+                    f"deliver last_per_tag supports at most {limits.INITIAL_SEQS_MAX} tags; narrow the filter",
                     limit="tags",
                     max=limits.INITIAL_SEQS_MAX,
                 )

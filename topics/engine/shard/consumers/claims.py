@@ -82,7 +82,9 @@ class Claims(Leases):
     def _claim(self, token: object, command: con.Claim) -> None:
         log, consumer = self._find_consumer(command.topic, command.consumer)
         if not 0 < len(command.node) <= limits.NODE_BYTES_MAX:
-            raise InvalidRequest(f"node names who claims: 1 to {limits.NODE_BYTES_MAX} bytes")
+            raise InvalidRequest(
+                f"node must name the claiming worker, with 1 to {limits.NODE_BYTES_MAX} bytes"
+            )
         self._check_writable()
         consumer.active_ms = self.now_ms
         if log.config.claim_jitter_ms and consumer is not None and not consumer.name:
@@ -108,7 +110,7 @@ class Claims(Leases):
         # A stream has its place for as long as it is open.
         if not command.standing and len(consumer.waiters) >= consumer.config.max_waiting:
             raise Throttled(
-                "too many claims wait already; come back later",
+                "too many claims are waiting; retry later",
                 limit="max_waiting",
                 max=consumer.config.max_waiting,
             )

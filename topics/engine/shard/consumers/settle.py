@@ -155,7 +155,7 @@ class Settling(Claims):
     ) -> None:
         if command.nack == "dead":
             if policy.dead_letter is None:
-                raise InvalidRequest("there is no dead_letter to send it to; set one, or use kind retry")
+                raise InvalidRequest("no dead_letter is configured; set one, or use kind retry")
             if seqs:
                 self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
             op.unordered = not seqs
@@ -187,9 +187,7 @@ class Settling(Claims):
     ) -> None:
         """Never again, whatever its deliveries: to the dead letter topic, or nowhere."""
         if not consumer.name:
-            raise InvalidRequest(
-                "a job of a queue is acked, or sent to the dead letter with a nack of kind dead"
-            )
+            raise InvalidRequest("a queue does not support term; ack the job, or nack it with kind dead")
         if not seqs:
             op.unordered = True
             return
