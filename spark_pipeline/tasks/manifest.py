@@ -10,6 +10,7 @@ from pathlib import Path
 from spark_pipeline.tasks.names import pick_names, split_names
 from topics.engine.storage.manifest import (
     CURRENT_NAME,
+    SMALL_BYTES_MAX,
     Manifest,
     Segment,
     dead_name,
@@ -19,7 +20,6 @@ from topics.engine.storage.manifest import (
     manifest_name,
 )
 from topics.engine.storage.segments import Mask, SegmentMeta
-from topics.engine.tools.verify_manifests import SMALL_BYTES_MAX
 from topics.system.read_only_disk import read_small
 
 _TRIES = 4

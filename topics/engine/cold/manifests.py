@@ -23,6 +23,8 @@ from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.frames import DELETED
 from topics.engine.storage.manifest import (
     CURRENT_NAME,
+    MANIFEST_BYTES_MAX,
+    SMALL_BYTES_MAX,
     Manifest,
     Pin,
     RetiredSegment,
@@ -45,8 +47,6 @@ from topics.engine.topic.log import Loss, TopicLog
 from topics.engine.topic.merges import Merges
 
 DIGESTS_KEPT = 65_536  # cached .sum digests of segments
-PIN_BYTES_MAX = 4096
-MANIFEST_BYTES_MAX = 1 << 30
 
 Name = tuple[int, int]  # first seq and generation of a segment
 
@@ -363,7 +363,7 @@ class Manifests:
         assert store is not None
         try:
             path = f"{directory}/{name}"
-            pin = decode_pin(path, read_whole(store, path, PIN_BYTES_MAX))
+            pin = decode_pin(path, read_whole(store, path, SMALL_BYTES_MAX))
             path = f"{directory}/{manifest_name(pin.manifest)}"
             manifest = decode_manifest(path, read_whole(store, path, MANIFEST_BYTES_MAX))
         except (TopicsError, FileNotFoundError):

@@ -25,6 +25,8 @@ from topics.engine.storage.segments import Mask, parse_segment_name, segment_nam
 VERSION = 1
 DEAD_MAGIC = b"TPCSDED\0"
 CURRENT_NAME = "CURRENT"
+MANIFEST_BYTES_MAX = 1 << 30  # also of dead rows
+SMALL_BYTES_MAX = 4096  # of CURRENT and pins
 
 _NAME = re.compile(r"(MANIFEST|DEAD)-([1-9][0-9]{0,18})")
 _PIN = re.compile(r"PIN-([0-9a-f]{16})")

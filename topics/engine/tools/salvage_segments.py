@@ -12,27 +12,24 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from topics.api.errors import Corrupt, TopicsError, UnsupportedFormat
+from topics.api.errors import TopicsError
 from topics.engine.core.ports import Disk
 from topics.engine.shard.staging import as_ranges
 from topics.engine.storage import frames
-from topics.engine.storage.files import HEADER_BYTES, VERSION, header, read_file, xxh
+from topics.engine.storage.files import HEADER_BYTES, header, read_file, xxh
 from topics.engine.storage.marks import salvage_deleted
-from topics.engine.storage.sealing import drain, read_sum, seal_steps, verify
+from topics.engine.storage.sealing import drain, read_sum, seal_steps
 from topics.engine.storage.segments import (
-    DEL_MAGIC,
-    DEL_VERSION,
     IDX_MAGIC,
     Mask,
     Rows,
     SegmentMeta,
     SegmentWriter,
-    read_dict,
     read_rows,
     segment_path,
 )
 from topics.engine.topic.log import Range
-from topics.engine.upkeep.loading import SegmentIndex, index_of_records
+from topics.engine.upkeep.loading import index_of_records
 
 
 @dataclass(slots=True)
@@ -166,116 +163,3 @@ def _chain_of(disk: Disk, topic_dir: str, meta: SegmentMeta) -> bytes:
         return read_sum(disk, topic_dir, meta.first_seq, meta.generation)[0].chain
     except (TopicsError, OSError):
         return bytes(8)  # the .sum that knew it is gone
-
-
-# ── Checking ──────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Something about one file of a segment that is not as it was written."""
-
-    path: str
-    offset: int
-    what: str
-
-
-def check_segment(
-    disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta, chain: bytes | None
-) -> list[Fault]:
-    """Everything that can be known to be wrong with a segment. UnsupportedFormat when it is of a later version."""
-    _check_versions(disk, topic_dir, meta)
-    faults = [Fault(p.path, p.offset, p.what) for p in verify(disk, topic_dir, meta, chain)]
-    faults += _check_marks(disk, topic_dir, meta)
-    if not meta.sealed and not faults and meta.rows:
-        faults += _check_open(disk, topic_dir, topic_id, meta)
-    return faults
-
-
-def _check_versions(disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
-    """A later version is told from rot by the digests: where those vouch for this version, it was this one."""
-    try:
-        vouched = meta.sealed and bool(read_sum(disk, topic_dir, meta.first_seq, meta.generation))
-    except (Corrupt, OSError):
-        vouched = False
-    problems = verify(disk, topic_dir, msgspec.structs.replace(meta, sealed=False), None)
-    for problem in problems:
-        if vouched and not problem.path.endswith(".del"):
-            continue
-        if meta.idx_digest and problem.path.endswith((".idx", ".dict")):
-            continue
-        if meta.del_bytes and problem.path.endswith(".del"):
-            continue  # of the version that the snapshot knows
-        head = file_or_nothing(disk, problem.path)[:12]
-        version = int.from_bytes(head[8:12], "little")
-        latest = DEL_VERSION if problem.path.endswith(".del") else VERSION
-        if len(head) == 12 and head.startswith(b"TPCS") and version > latest:
-            raise UnsupportedFormat(problem.path, version)
-
-
-def _check_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> list[Fault]:
-    if not meta.has_del or meta.del_bytes:
-        return []  # marks of version 2 have digests
-    path = segment_path(topic_dir, meta, "del")
-    data = file_or_nothing(disk, path)
-    if not data.startswith(header(DEL_MAGIC)):
-        return []  # reported with the other headers, or of version 2
-    marks = np.frombuffer(data, dtype=np.uint8)[HEADER_BYTES : HEADER_BYTES + meta.rows]
-    odd = np.flatnonzero(marks > 1)
-    if not len(odd):
-        return []
-    seq = meta.first_seq + int(odd[0])
-    return [Fault(path, HEADER_BYTES + int(odd[0]), f"the mark of seq {seq} is neither 0 nor 1")]
-
-
-def _check_open(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta) -> list[Fault]:
-    """A segment that still grows has no digests; its records have, and everything else must follow from them."""
-    salvage = salvage_segment(disk, topic_dir, topic_id, meta)
-    path = segment_path(topic_dir, meta, "data")
-    if not salvage.whole:
-        at = HEADER_BYTES
-        for start, end in sorted(salvage.found.values()):
-            if start != at:
-                break
-            at = end
-        return [Fault(path, at, "a record does not agree with its digest")]
-    try:
-        rows = read_rows(disk, topic_dir, meta)
-        tags, nodes, expiries = read_dict(disk, topic_dir, meta)
-    except Corrupt as error:
-        return [Fault(error.path, error.offset, error.problem)]
-    made = index_of_records(path, salvage.data, HEADER_BYTES, meta, None, topic_id)
-    return _compare(topic_dir, meta, SegmentIndex(rows, tags, nodes, expiries, None), made)
-
-
-def _compare(topic_dir: str, meta: SegmentMeta, stored: SegmentIndex, made: SegmentIndex) -> list[Fault]:
-    idx, names = segment_path(topic_dir, meta, "idx"), segment_path(topic_dir, meta, "dict")
-    live = made.rows["length"] > 0
-    made.rows["flags"] &= 0xFF ^ frames.ERASED  # an erase changes records and their digests, not the index
-    stored.rows["flags"] &= 0xFF ^ frames.ERASED
-    for column in ("length", "offset", "ts", "flags", "size"):
-        here = np.ones(meta.rows, dtype=np.bool_) if column == "length" else live
-        wrong = np.flatnonzero(here & (stored.rows[column] != made.rows[column]))
-        if len(wrong):
-            offset = HEADER_BYTES + 32 * int(wrong[0])
-            return [
-                Fault(
-                    idx, offset, f"the {column} of seq {meta.first_seq + int(wrong[0])} is not its record's"
-                )
-            ]
-    for column, old, new in (("tag", stored.tags, made.tags), ("node", stored.nodes, made.nodes)):
-        ids = stored.rows[column]
-        for row in np.flatnonzero(live).tolist():
-            right = made.rows[column][row]
-            known = int(ids[row]) <= len(old)
-            name = old[int(ids[row]) - 1] if ids[row] and known else None
-            if not known or name != (new[int(right) - 1] if right else None):
-                where = names if name is not None and right else idx
-                offset = 0 if where is names else HEADER_BYTES + 32 * row
-                return [
-                    Fault(where, offset, f"the {column} of seq {meta.first_seq + row} is not its record's")
-                ]
-    kept = {(int(e["row"]), int(e["time"])) for e in stored.expiries}
-    if kept != {(int(e["row"]), int(e["time"])) for e in made.expiries}:
-        return [Fault(names, 0, "the times at which records end are not those of the records")]
-    return []

@@ -7,7 +7,7 @@ checks do not know of, a start would meet here.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,42 +22,59 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.runtime.engine import Engine
 from topics.engine.storage import frames
+from topics.engine.storage.cold_files import read_whole
 from topics.engine.storage.control import Swapped
 from topics.engine.storage.files import (
     HEADER_BYTES,
     TEMP_SUFFIX,
+    VERSION,
     WATCH_NAME,
+    header,
     read_file,
 )
 from topics.engine.storage.intents import apply_patches, pending_intents
 from topics.engine.storage.layout import generation_of
+from topics.engine.storage.manifest import (
+    CURRENT_NAME,
+    MANIFEST_BYTES_MAX,
+    SMALL_BYTES_MAX,
+    Manifest,
+    dead_name,
+    decode_current,
+    decode_dead,
+    decode_manifest,
+    decode_pin,
+    is_of_manifests,
+    manifest_name,
+    manifest_number,
+    pinned_id,
+)
 from topics.engine.storage.overlay import OverlayDisk
 from topics.engine.storage.reserve import RESERVE_NAME
+from topics.engine.storage.sealing import read_sum, verify
 from topics.engine.storage.segments import (
     COLD,
+    DEL_MAGIC,
+    DEL_VERSION,
     HOT,
     SegmentMeta,
     parse_segment_name,
+    read_dict,
     read_rows,
     segment_name,
     segment_path,
 )
 from topics.engine.storage.snapshot import list_snapshots, read_snapshot, snapshot_path
-from topics.engine.storage.transaction_file import file_name
+from topics.engine.storage.transaction_file import file_name, read_chunks, read_decision
 from topics.engine.storage.wal import Envelope
 from topics.engine.storage.watch_file import read_entries
 from topics.engine.tools.salvage_log import LogFile, LogWalk, SalvagedLog, read_log
-from topics.engine.tools.salvage_segments import (
-    check_segment,
-    read_marks,
-    salvage_segment,
-)
-from topics.engine.tools.verify_manifests import check_manifests
-from topics.engine.tools.verify_transactions import decided_faults, staged_names
+from topics.engine.tools.salvage_segments import file_or_nothing, read_marks, salvage_segment
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import NO_MERGES, Merged
 from topics.engine.topic.transactions import Advanced, Opened
 from topics.engine.upkeep.checkpoint import LATCH_FILE, ShardRow, TopicRow
+from topics.engine.upkeep.loading import SegmentIndex, index_of_records
 from topics.engine.upkeep.recovery import has_latch
 from topics.engine.upkeep.replay import decode
 
@@ -558,6 +575,214 @@ def expected_chain(before: SegmentMeta | None, meta: SegmentMeta) -> bytes | Non
     if before is None or not before.link or before.first_seq + before.rows != meta.first_seq:
         return None
     return before.link
+
+
+# ── Segments ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something about one file of a segment that is not as it was written."""
+
+    path: str
+    offset: int
+    what: str
+
+
+def check_segment(
+    disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta, chain: bytes | None
+) -> list[Fault]:
+    """Everything that can be known to be wrong with a segment. UnsupportedFormat when it is of a later version."""
+    _check_versions(disk, topic_dir, meta)
+    faults = [Fault(p.path, p.offset, p.what) for p in verify(disk, topic_dir, meta, chain)]
+    faults += _check_marks(disk, topic_dir, meta)
+    if not meta.sealed and not faults and meta.rows:
+        faults += _check_open(disk, topic_dir, topic_id, meta)
+    return faults
+
+
+def _check_versions(disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
+    """A later version is told from rot by the digests: where those vouch for this version, it was this one."""
+    try:
+        vouched = meta.sealed and bool(read_sum(disk, topic_dir, meta.first_seq, meta.generation))
+    except (Corrupt, OSError):
+        vouched = False
+    problems = verify(disk, topic_dir, msgspec.structs.replace(meta, sealed=False), None)
+    for problem in problems:
+        if vouched and not problem.path.endswith(".del"):
+            continue
+        if meta.idx_digest and problem.path.endswith((".idx", ".dict")):
+            continue
+        if meta.del_bytes and problem.path.endswith(".del"):
+            continue  # of the version that the snapshot knows
+        head = file_or_nothing(disk, problem.path)[:12]
+        version = int.from_bytes(head[8:12], "little")
+        latest = DEL_VERSION if problem.path.endswith(".del") else VERSION
+        if len(head) == 12 and head.startswith(b"TPCS") and version > latest:
+            raise UnsupportedFormat(problem.path, version)
+
+
+def _check_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> list[Fault]:
+    if not meta.has_del or meta.del_bytes:
+        return []  # marks of version 2 have digests
+    path = segment_path(topic_dir, meta, "del")
+    data = file_or_nothing(disk, path)
+    if not data.startswith(header(DEL_MAGIC)):
+        return []  # reported with the other headers, or of version 2
+    marks = np.frombuffer(data, dtype=np.uint8)[HEADER_BYTES : HEADER_BYTES + meta.rows]
+    odd = np.flatnonzero(marks > 1)
+    if not len(odd):
+        return []
+    seq = meta.first_seq + int(odd[0])
+    return [Fault(path, HEADER_BYTES + int(odd[0]), f"the mark of seq {seq} is neither 0 nor 1")]
+
+
+def _check_open(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta) -> list[Fault]:
+    """A segment that still grows has no digests; its records have, and everything else must follow from them."""
+    salvage = salvage_segment(disk, topic_dir, topic_id, meta)
+    path = segment_path(topic_dir, meta, "data")
+    if not salvage.whole:
+        at = HEADER_BYTES
+        for start, end in sorted(salvage.found.values()):
+            if start != at:
+                break
+            at = end
+        return [Fault(path, at, "a record does not agree with its digest")]
+    try:
+        rows = read_rows(disk, topic_dir, meta)
+        tags, nodes, expiries = read_dict(disk, topic_dir, meta)
+    except Corrupt as error:
+        return [Fault(error.path, error.offset, error.problem)]
+    made = index_of_records(path, salvage.data, HEADER_BYTES, meta, None, topic_id)
+    return _compare(topic_dir, meta, SegmentIndex(rows, tags, nodes, expiries, None), made)
+
+
+def _compare(topic_dir: str, meta: SegmentMeta, stored: SegmentIndex, made: SegmentIndex) -> list[Fault]:
+    idx, names = segment_path(topic_dir, meta, "idx"), segment_path(topic_dir, meta, "dict")
+    live = made.rows["length"] > 0
+    made.rows["flags"] &= 0xFF ^ frames.ERASED  # an erase changes records and their digests, not the index
+    stored.rows["flags"] &= 0xFF ^ frames.ERASED
+    for column in ("length", "offset", "ts", "flags", "size"):
+        here = np.ones(meta.rows, dtype=np.bool_) if column == "length" else live
+        wrong = np.flatnonzero(here & (stored.rows[column] != made.rows[column]))
+        if len(wrong):
+            offset = HEADER_BYTES + 32 * int(wrong[0])
+            return [
+                Fault(
+                    idx, offset, f"the {column} of seq {meta.first_seq + int(wrong[0])} is not its record's"
+                )
+            ]
+    for column, old, new in (("tag", stored.tags, made.tags), ("node", stored.nodes, made.nodes)):
+        ids = stored.rows[column]
+        for row in np.flatnonzero(live).tolist():
+            right = made.rows[column][row]
+            known = int(ids[row]) <= len(old)
+            name = old[int(ids[row]) - 1] if ids[row] and known else None
+            if not known or name != (new[int(right) - 1] if right else None):
+                where = names if name is not None and right else idx
+                offset = 0 if where is names else HEADER_BYTES + 32 * row
+                return [
+                    Fault(where, offset, f"the {column} of seq {meta.first_seq + row} is not its record's")
+                ]
+    kept = {(int(e["row"]), int(e["time"])) for e in stored.expiries}
+    if kept != {(int(e["row"]), int(e["time"])) for e in made.expiries}:
+        return [Fault(names, 0, "the times at which records end are not those of the records")]
+    return []
+
+
+# ── Manifests ─────────────────────────────────────────────────────────────────────────
+
+
+def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]]:
+    """Path and problem, for each file of the topic that is not as it should be."""
+    keys = store.list(f"{directory}/")
+    names = {key.rpartition("/")[2] for key in keys}
+    problems: list[tuple[str, str]] = []
+    manifests: dict[int, Manifest] = {}
+    for name in sorted(names):
+        path = f"{directory}/{name}"
+        number = manifest_number(name)
+        try:
+            if number is not None and name == manifest_name(number):
+                manifests[number] = decode_manifest(path, read_whole(store, path, MANIFEST_BYTES_MAX))
+            elif pinned_id(name) is not None:
+                decode_pin(path, read_whole(store, path, SMALL_BYTES_MAX))
+            elif not is_of_manifests(name) and parse_segment_name(name) is None:
+                problems.append((path, "is no file of topics"))
+        except (TopicsError, OSError) as error:
+            problems.append((path, str(error)))
+    for number, manifest in manifests.items():
+        problems += _check_manifest(store, directory, names, number, manifest)
+    if CURRENT_NAME in names:
+        path = f"{directory}/{CURRENT_NAME}"
+        try:
+            current = decode_current(path, read_whole(store, path, SMALL_BYTES_MAX))
+            if current not in manifests:
+                problems.append((path, f"names {manifest_name(current)}, which is not there or damaged"))
+            else:
+                problems += _missing_files(directory, names, manifests[current])
+        except (TopicsError, OSError) as error:
+            problems.append((path, str(error)))
+    return problems
+
+
+def _check_manifest(
+    store: SegmentStore, directory: str, names: set[str], number: int, manifest: Manifest
+) -> list[tuple[str, str]]:
+    if manifest.number != number:
+        return [(f"{directory}/{manifest_name(number)}", f"says that it is number {manifest.number}")]
+    path = f"{directory}/{dead_name(number)}"
+    if dead_name(number) not in names:
+        return []
+    try:
+        decode_dead(path, read_whole(store, path, MANIFEST_BYTES_MAX), manifest.segments)
+    except (TopicsError, OSError) as error:
+        return [(path, str(error))]
+    return []
+
+
+def _missing_files(directory: str, names: set[str], manifest: Manifest) -> list[tuple[str, str]]:
+    return [
+        (f"{directory}/{name}", f"{manifest_name(manifest.number)} lists it, and it is missing")
+        for segment in manifest.segments
+        for name in (f"{segment.name}.{suffix}" for suffix in ("data", "idx", "sum"))
+        if name not in names
+    ]
+
+
+# ── Transactions ──────────────────────────────────────────────────────────────────────
+
+
+def staged_names(rows: list[TopicRow]) -> set[tuple[int, str]]:
+    """Topic and name of each file that these rows know. What is torn at the end of one was never promised."""
+    return {
+        (row.id, file_name(one.opened.txn, one.opened.number))
+        for row in rows
+        if row.transactions is not None
+        for one in row.transactions.opened
+    }
+
+
+def decided_faults(
+    disk: Disk, topics_dir: str, row: TopicRow, advanced: dict[tuple[int, int], int]
+) -> Iterator[tuple[str, int, str, int]]:
+    """Path, offset, what is wrong and how many records that concerns: of a commit that is decided all that is not in the log yet
+    must be there. A file that is gone has served its purpose since the snapshot. `advanced`: how far it is by the log."""
+    for one in row.transactions.opened if row.transactions is not None else ():
+        decision = one.decision
+        path = f"{topics_dir}/{row.id:016x}/{file_name(one.opened.txn, one.opened.number)}"
+        if decision is None or not disk.exists(path):
+            continue
+        order = read_decision(disk, path, decision.offset)
+        if order is None:
+            what = "it cannot be read what a commit that is decided is to append"
+            yield path, decision.offset, what, decision.records - decision.count
+            continue
+        done = max(decision.done, advanced.get((row.id, one.opened.txn), 0))
+        for placed in order[done:]:
+            if read_chunks(disk, path, [placed]) == [None]:
+                what = "a chunk of a commit that is decided has rotted; it will be announced as lost"
+                yield path, placed[0], what, placed[2]
 
 
 # ── A start that changes nothing ──────────────────────────────────────────────────────

@@ -24,7 +24,7 @@ from topics.cli import commands, inspect_file
 from topics.engine.storage.files import header
 from topics.engine.storage.layout import Layout, encode_layout
 from topics.engine.storage.snapshot import MAGIC, read_snapshot
-from topics.engine.tools.verify_manifests import check_manifests
+from topics.engine.tools.verify import check_manifests
 from workers import verify
 from workers.process.data_directory import DataDirectory
 from workers.process.exit_codes import BadConfiguration
