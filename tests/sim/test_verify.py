@@ -299,7 +299,7 @@ def test_the_last_entry_is_called_torn_with_what_it_may_have_held() -> None:
     assert found.damage == []
     (torn,) = found.findings
     assert (torn.kind, torn.path, torn.offset) == ("torn", path, last.start - ENVELOPE_BYTES)
-    assert "if it was whole once" in torn.what
+    assert "if it was complete once" in torn.what
 
 
 def test_the_reserve_of_a_shard_is_not_extra() -> None:

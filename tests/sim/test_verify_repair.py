@@ -247,7 +247,7 @@ def test_a_topic_whose_making_is_lost_gets_a_name() -> None:
     path, envelope = next((p, e) for p, e in d.envelopes() if b"\xa1t" in d.bytes(p)[e.start : e.end])
     d.flip(path, envelope.start + 10)
     repaired = d.repair()
-    assert any("its real name was in the part of the log that is lost" in note for note in repaired.notes)
+    assert any("its real name was in the lost part of the log" in note for note in repaired.notes)
     h = d.open()
     (name,) = [topic for topic in h.engine.shard.published if topic.startswith("recovered-")]
     assert h.rows(name) == [(i, numbered(i, 1)[0]) for i in range(1, 5)]
@@ -270,7 +270,7 @@ def test_the_beginning_of_a_log_without_snapshot_is_lost() -> None:
     repaired = d.repair()
     ((name, count),) = repaired.recovered.items()
     assert any(
-        f"{name}: its real name was in the part of the log that is lost; it has {count}" in note
+        f"{name}: its real name was in the lost part of the log. It has {count}" in note
         for note in repaired.notes
     )
     h = d.open()
@@ -326,7 +326,7 @@ def test_a_log_of_zeros_is_damage(kept: int) -> None:
         overwrite(d.disk, path, data[:kept] + bytes(len(data) - kept))
     assert d.open().engine.shard.read_only
     (finding,) = d.damage()
-    assert "nothing is left" in finding.what
+    assert "all log entries are missing" in finding.what
     d.repair()
     h = d.open()
     assert h.engine.shard.read_only is None
@@ -636,7 +636,7 @@ def test_both_snapshots_are_missing() -> None:
         if path.startswith(f"{META_DIR}/snap-"):
             lose(d.disk, path)
     repaired = d.repair()
-    assert any("its real name was in the snapshots" in note for note in repaired.notes)
+    assert any("its real name was in the lost snapshots" in note for note in repaired.notes)
     h = d.open()
     found = {name: dict(h.rows(name)) for name in h.engine.shard.published}
     for topic in ("sealed", "plain", "tail"):
@@ -671,7 +671,7 @@ def test_missing_marks_are_reported() -> None:
     path = next(path for path in d.disk.paths() if path.endswith(".del"))
     lose(d.disk, path)
     repaired = d.repair()
-    assert any("are back" in note and "sealed" in note for note in repaired.notes)
+    assert any("have reappeared" in note and "sealed" in note for note in repaired.notes)
     assert d.open().seqs("sealed")[:3] == [1, 2, 3]
 
 

@@ -1,10 +1,10 @@
-"""Makes a damaged shard open and serve again, with every loss announced and no byte deleted.
+"""`topics verify --repair`: make a damaged shard usable again, with every loss announced and no byte deleted.
 
-Everything is first done on an overlay: snapshots, segments and log are made again from what is readable, recovery
-runs on the result, every record is read, a checkpoint is written, and the whole is verified. Only then are files
-touched: the new ones are written aside and synced, a plan of all renames is synced, and the renames are done. A crash
-before the plan leaves the damaged directory as it was; a crash after it is finished by the next run. What was replaced
-lies under its old path in the quarantine.
+Everything happens on an overlay first: snapshots, segments and log are rebuilt from the readable data, recovery runs on
+the result, every record is read, a checkpoint is written, and the result is verified. Only then are files changed: the new
+ones are written to a separate directory and synced, a plan with all renames is synced, and the renames are executed. A
+crash before the plan leaves the damaged directory unchanged; after a later crash the next run finishes the repair.
+Replaced files are moved to the quarantine under their old paths.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from topics.engine.tools.verify import (
     ShardFiles,
     expected_chain,
     owned_ids,
-    quiet,
     read_everything,
+    read_only_config,
     verify_shard,
 )
 from topics.engine.topic.log import add_loss
@@ -69,15 +69,17 @@ from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 PLAN_MAGIC = b"TPCSPLN\0"
 QUARANTINE = "quarantine"
 TOPIC_DIR = re.compile(r"[0-9a-f]{16}")
-LOST_IDS = 1 << 36  # as many ids as nobody can have given, and few of those that there are
+LOST_IDS = (
+    1 << 36
+)  # ids to skip if the last one given is unknown: more than can have been given, few of all there are
 
 
 class CannotRepair(TopicsError):
-    """Nothing was changed; the text says why."""
+    """The repair is not possible; the text says why. Nothing was changed."""
 
 
 class RepairPlan(msgspec.Struct, frozen=True, array_like=True):
-    """The renames of one repair, in this order: old files to the quarantine, then new ones to their places."""
+    """The renames of a repair, in this order: old files into the quarantine, then new files to their paths."""
 
     away: list[tuple[str, str]]
     into: list[tuple[str, str]]
@@ -85,25 +87,27 @@ class RepairPlan(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(slots=True)
 class Repaired:
+    """Result of a repair."""
+
     found: ShardFiles  # before the repair
     after: ShardFiles | None = None  # None: nothing was damaged
     losses: list[tuple[str, int, int]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what cannot be known or undone
-    named: dict[str, str] = field(default_factory=dict)  # topics that got a name, and where theirs was
-    recovered: dict[str, int] = field(default_factory=dict)  # the same, and how many records they have
+    notes: list[str] = field(default_factory=list)  # consequences that the operator has to know
+    named: dict[str, str] = field(default_factory=dict)  # topics with a new name, and where the real one was
+    recovered: dict[str, int] = field(default_factory=dict)  # the same topics and their numbers of records
     quarantined: list[str] = field(default_factory=list)
-    cold: list[str] = field(default_factory=list)  # files of the cold tier that are not needed any more
+    cold: list[str] = field(default_factory=list)  # files in the cold tier that are no longer needed
 
 
 def repair_shard(
     disk: Disk, clock: Clock, config: EngineConfig, shards: int, run: int, cold: SegmentStore | None = None
 ) -> Generator[str, None, Repaired]:
-    """Repair one shard; what is replaced goes to `quarantine/<run>`. Nothing is touched when nothing is damaged.
+    """Repair one shard; replaced files are moved to `quarantine/<run>`. Without damage nothing is changed.
 
-    With a cold tier the disk shows both. What is damaged there is written again on the hot one.
+    With a cold tier, `disk` shows both tiers. Damaged cold segments are rewritten on the hot tier.
     """
     if finish_repairs(disk, config.shard):
-        yield "finished a repair that a crash had stopped"
+        yield "finished a repair that a crash had interrupted"
     found = yield from verify_shard(disk, clock, config, shards, cold)
     refused = [finding for finding in found.findings if finding.kind == "unsupported"]
     if refused:
@@ -114,25 +118,25 @@ def repair_shard(
     overlay = OverlayDisk(disk)
     try:
         if found.damage:
-            yield "what can be read is put together"
-            _Mender(overlay, clock, config, shards, found, done).mend()
-            yield from _settle(overlay, clock, config, done)
+            yield "rebuilding from readable data"
+            _ShardRepair(overlay, clock, config, shards, found, done).run()
+            yield from _checkpoint(overlay, clock, config, done)
         if found.bad_watch:
             overlay.remove(found.bad_watch)
-            done.notes.append(f"{found.bad_watch}: its watch sessions are gone; clients make new ones")
-        done.after = yield from _prove(overlay, clock, config, shards, cold)
-        yield "files are moved"
-        _carry_out(disk, overlay, config.shard, run, done)
+            done.notes.append(f"{found.bad_watch}: its watch sessions are gone; clients create new ones")
+        done.after = yield from _verify_result(overlay, clock, config, shards, cold)
+        yield "moving files"
+        _replace_files(disk, overlay, config.shard, run, done)
     finally:
         overlay.close_all()
     return done
 
 
-def _settle(
+def _checkpoint(
     overlay: OverlayDisk, clock: Clock, config: EngineConfig, done: Repaired
 ) -> Generator[str, None, None]:
-    """Start on what was put together, read it all, and checkpoint: the damage is then behind the newest snapshot."""
-    engine = Engine.open(overlay, clock, quiet(config))
+    """Start on the rebuilt files, read everything and write a checkpoint, so that recovery no longer meets the damage."""
+    engine = Engine.open(overlay, clock, read_only_config(config))
     engine.stop_transactions()
     if engine.shard.read_only is not None:
         raise CannotRepair(
@@ -148,13 +152,13 @@ def _settle(
     for name, where in done.named.items():
         count = done.recovered[name] = engine.shard.published[name].view.count
         done.notes.append(
-            f"topic {name}: its real name was in {where}; it has {count} records, and "
-            f"`topics read {name} --json | topics pub NAME --records` copies them to a topic of that name"
+            f"topic {name}: its real name was in {where}. It has {count} records; "
+            f"`topics read {name} --json | topics pub NAME --records` copies them to a topic with the right name"
         )
     engine.close()
 
 
-def _prove(
+def _verify_result(
     overlay: OverlayDisk, clock: Clock, config: EngineConfig, shards: int, cold: SegmentStore | None
 ) -> Generator[str, None, ShardFiles]:
     found = yield from verify_shard(overlay, clock, config, shards, cold)
@@ -166,10 +170,12 @@ def _prove(
     return found
 
 
-# ── Putting together what can be read ─────────────────────────────────────────────────
+# ── Rebuilding from readable data ─────────────────────────────────────────────────────
 
 
-class _Mender:
+class _ShardRepair:
+    """Rebuilds the damaged files of a shard on the overlay."""
+
     def __init__(
         self,
         disk: OverlayDisk,
@@ -188,20 +194,20 @@ class _Mender:
         self._meta_dir = f"{config.shard_dir}/meta"
         self._clean_lsn = 0
 
-    def mend(self) -> None:
+    def run(self) -> None:
         found, disk = self._found, self._disk
         for path in found.bad_intents:
             disk.remove(path)
-            self._done.notes.append(f"{path}: what an erase was to overwrite may still be there in part")
+            self._done.notes.append(f"{path}: bytes that an erase was to overwrite may remain")
         for number, patches in pending_intents(disk, self._meta_dir):
             apply_patches(disk, patches)
             finish_intent(disk, self._meta_dir, number)
         head, rows = self._state()
-        changed = head is not None and self._mend_segments(rows)
+        changed = head is not None and self._repair_segments(rows)
         rebuilt = head is not None and found.newest is None
         base_lsn = head.base_lsn if head is not None else 0
         if found.log.damage or rebuilt:
-            self._mend_log(rows, base_lsn)
+            self._repair_log(rows, base_lsn)
             changed = changed or head is not None
         if head is not None and (changed or rebuilt):
             self._write_snapshot(head, rows)
@@ -210,7 +216,7 @@ class _Mender:
                 disk.remove(snapshot_path(self._meta_dir, number))
 
     def _state(self) -> tuple[ShardRow | None, list[TopicRow]]:
-        """The newest sound snapshot; without one the log from its beginning; without that the segments."""
+        """The newest intact snapshot; otherwise nothing if the log is complete; otherwise a state from the segments."""
         newest = self._found.newest
         if newest is not None:
             return newest
@@ -218,37 +224,39 @@ class _Mender:
         if min((envelope.lsn for envelopes in files for envelope in envelopes), default=0) == 1:
             return None, []
         rebuilder = _Rebuilder(self._disk, self._config, self._shards, self._found, self._done)
-        # A layout that resharding wrote begins with a snapshot. The first one begins without: before a checkpoint the log is
-        # all there is, and its first entry is missing.
+        # A layout written by resharding starts with snapshots. The first layout does not: before the first checkpoint
+        # there is only the log, and here its first entry is missing.
         is_first = self._config.shard_dir.startswith("layout-1/")
         if is_first and not self._found.bad_snapshots and not rebuilder.has_segments:
             return None, []
         return rebuilder.state()
 
-    def _mend_log(self, rows: list[TopicRow], base_lsn: int) -> None:
+    def _repair_log(self, rows: list[TopicRow], base_lsn: int) -> None:
         log = self._found.log
         if self._found.newest is None:
             applied = max([base_lsn, *(row.applied_lsn for row in rows)])
             log = LogWalk(log.files, base_lsn, applied, sound=self._found.is_sound).run()
             if base_lsn:
-                # Segments hold what lies before the first entry, but for the names of topics that had none yet.
+                # The segments have the records from before the first entry, but not the names of topics without segments.
                 log.holes.insert(0, Hole(0, 0, 0, "", 0, 0, "", begins_file=False))
-        said = rewrite_log(
+        rewritten = rewrite_log(
             self._disk, self._config.shard_dir, log, rows,
             base_lsn=base_lsn, ts=self._now_ms, shard=self._config.shard, shards=self._shards,
         )  # fmt: skip
         holes = [hole for hole in log.holes if hole.what]
         if self._found.is_clean and log.last_lsn == base_lsn and not holes:
-            self._clean_lsn = said.last_lsn  # still a clean stop: no power cut can have taken anything
-        self._done.losses += said.losses
-        self._done.named.update(dict.fromkeys(said.named, "the part of the log that is lost"))
+            self._clean_lsn = (
+                rewritten.last_lsn
+            )  # still a clean stop: a power failure cannot have lost anything
+        self._done.losses += rewritten.losses
+        self._done.named.update(dict.fromkeys(rewritten.named, "the lost part of the log"))
         for hole in holes:
             self._done.notes.append(
-                f"{hole.path}: {hole.what}; deletes and changes of topics in them are undone"
+                f"{hole.path}: {hole.what}; deletes and topic changes in lost entries are undone"
             )
 
     def _write_snapshot(self, head: ShardRow, rows: list[TopicRow]) -> None:
-        """The only one from here on: what the others name is no longer all there."""
+        """Write a snapshot and remove all others: they refer to segments that were replaced."""
         old = list_snapshots(self._disk, self._meta_dir)
         head = msgspec.structs.replace(head, number=max([0, *old]) + 1, clean_lsn=self._clean_lsn)
         writer = SnapshotWriter(self._disk, self._meta_dir, head.number)
@@ -262,7 +270,7 @@ class _Mender:
 
     # -- segments ------------------------------------------------------------------------------------------
 
-    def _mend_segments(self, rows: list[TopicRow]) -> bool:
+    def _repair_segments(self, rows: list[TopicRow]) -> bool:
         changed = False
         for row in rows:
             bad = [
@@ -270,37 +278,37 @@ class _Mender:
                 if (row.id, meta.first_seq, meta.generation) in self._found.bad_segments
             ]  # fmt: skip
             if bad:
-                self._mend_topic(row)
+                self._repair_topic(row)
                 changed = True
             elif row.id in self._found.miscounted:
-                self._mend_count(row)
+                self._repair_count(row)
                 changed = True
         return changed
 
     def _topic_dir(self, row: TopicRow) -> str:
         return f"{self._config.topics_dir}/{row.id:016x}"
 
-    def _mend_topic(self, row: TopicRow) -> None:
+    def _repair_topic(self, row: TopicRow) -> None:
         kept: list[SegmentMeta] = []
         before: SegmentMeta | None = None
         for meta in row.segments:
             made: SegmentMeta | None = meta
             if (row.id, meta.first_seq, meta.generation) in self._found.bad_segments:
-                made = self._mend_segment(row, meta, expected_chain(before, meta))
+                made = self._repair_segment(row, meta, expected_chain(before, meta))
             if made is not None:
                 kept.append(made)
             before = meta
         row.segments = kept
         self._count(row)
 
-    def _mend_segment(self, row: TopicRow, meta: SegmentMeta, chain: bytes | None) -> SegmentMeta | None:
+    def _repair_segment(self, row: TopicRow, meta: SegmentMeta, chain: bytes | None) -> SegmentMeta | None:
         directory = self._topic_dir(row)
         self._disk.make_dir(directory)
         salvage = salvage_segment(self._disk, directory, row.id, meta)
         try:
             read_deleted(self._disk, directory, meta)
         except (TopicsError, OSError):
-            note = f"topic {row.name}: records deleted from seqs {meta.first_seq} to {meta.first_seq + meta.rows - 1} are back"
+            note = f"topic {row.name}: deleted records between seqs {meta.first_seq} and {meta.first_seq + meta.rows - 1} have reappeared"
             self._done.notes.append(note)
         for first, last in salvage.lost_ranges(meta.first_seq):
             if last >= row.first_seq:
@@ -316,9 +324,10 @@ class _Mender:
                 self._disk.remove(f"{directory}/{file}")
         return made
 
-    def _mend_count(self, row: TopicRow) -> None:
-        """Some mark in .del is wrong and nobody can say which. What was deleted stays deleted; when there
-        are more marks than deletes, each marked record is announced as possibly lost."""
+    def _repair_count(self, row: TopicRow) -> None:
+        """Handle a wrong mark in .del when it is unknown which one is wrong. Marked records stay deleted. If there are
+        more marks than deletes, each marked record is announced as possibly lost.
+        """
         if self._found.miscounted[row.id] < 0:
             for meta in row.segments:
                 marks = np.flatnonzero(read_marks(self._disk, self._topic_dir(row), meta))
@@ -326,7 +335,7 @@ class _Mender:
                     if last >= row.first_seq:
                         self._lose(row, max(first, row.first_seq), last)
         else:
-            self._done.notes.append(f"topic {row.name}: deleted records have come back")
+            self._done.notes.append(f"topic {row.name}: deleted records have reappeared")
         self._count(row)
 
     def _lose(self, row: TopicRow, first: int, last: int) -> None:
@@ -334,7 +343,7 @@ class _Mender:
         self._done.losses.append((row.name, first, last))
 
     def _count(self, row: TopicRow) -> None:
-        """Live records and bytes again from the index."""
+        """Recompute the live records and bytes from the index."""
         row.count = row.live_bytes = 0
         for meta in row.segments:
             rows = read_rows(self._disk, self._topic_dir(row), meta)
@@ -345,7 +354,7 @@ class _Mender:
 
 
 def _free_generation(disk: Disk, directory: str, meta: SegmentMeta) -> int:
-    """One above every generation that has or may have files here."""
+    """A generation above all that have or may have files in the directory."""
     parsed = [found for name in disk.list(directory) if (found := parse_segment_name(name)) is not None]
     return 1 + max(
         [meta.generation, *(generation for first, generation, _ in parsed if first == meta.first_seq)]
@@ -353,10 +362,10 @@ def _free_generation(disk: Disk, directory: str, meta: SegmentMeta) -> int:
 
 
 class _Rebuilder:
-    """The state of a shard without a sound snapshot: topics from their segments.
+    """Rebuilds the state of a shard without an intact snapshot: topics from their segments.
 
-    What the damaged snapshots still say is used where it can be checked: names, configs, idempotency keys, and
-    the records of small topics, each of which has its own digest. Counts and floors are made again.
+    Readable rows of damaged snapshots are used where they can be checked: names, configs, idempotency keys, and the
+    records of small topics, each of which has its own digest. Counts and floors are recomputed.
     """
 
     def __init__(
@@ -385,7 +394,7 @@ class _Rebuilder:
                 topic = int(name, 16)
             except ValueError:
                 continue
-            if topic < 1 << 62:  # whatever is larger is nothing of ours
+            if topic < 1 << 62:  # larger numbers are not topic ids
                 seen.add(topic)
             if topic in own:
                 ids.add(topic)
@@ -398,23 +407,25 @@ class _Rebuilder:
         base_lsn = first - 1
         next_id = first_id_after(seen) + self._config.shard
         if head is None and own.first_id > next_id:
-            # In this layout new ids begin at a place that only the snapshots knew. What is given below it would be taken for a
-            # topic that was dropped before; so leave far more than there can have been.
+            # Only the snapshots knew the first id of this layout. A lower id would be taken for that of a topic dropped
+            # earlier, so skip far more ids than can have been given.
             next_id += LOST_IDS
         if head is not None:
             next_id = max(next_id, head.next_id) if head.next_id < next_id + (1 << 40) else next_id
-        self._done.notes.append("no snapshot could be read: topics were made again from their segments")
+        self._done.notes.append("no snapshot could be read: topics were rebuilt from their segments")
         made = ShardRow(0, base_lsn, next_id, 0, 0, 0, "", 0)
-        if own.first_id > next_id:  # which others were this shard's is not known: none of them may be removed
+        if (
+            own.first_id > next_id
+        ):  # the shard's adopted topics are unknown: none of the others may be removed
             own = OwnedIds(self._config.shard, next_id, pack_ids(ids))
             self._done.notes.append(
-                "which topics had come to this shard is not known: those whose rows cannot be read stay as files"
+                "it is unknown which older topics belong to this shard: files of topics without a readable row are kept"
             )
         made.first_id, made.adopted, made.others = own.first_id, own.packed, own.others
         return made, rows
 
     def _hints(self) -> tuple[ShardRow | None, dict[int, TopicRow]]:
-        """Rows of damaged snapshots that can be decoded, the newest of each topic."""
+        """The rows of damaged snapshots that can be decoded, the newest for each topic."""
         head: ShardRow | None = None
         hints: dict[int, TopicRow] = {}
         for number in reversed(self._found.bad_snapshots):
@@ -444,7 +455,7 @@ class _Rebuilder:
         config = hint.config if hint is not None else TopicConfig(durability="fsync")
         row = TopicRow(topic, name, config, 0, 0, 1, 0, 0, 0, 0, [], 0, [], [], 0, [], [], bytes(8), False)
         if hint is None:
-            self._done.named[name] = "the snapshots that are lost"
+            self._done.named[name] = "the lost snapshots"
         self._segments(row, directory)
         if hint is not None and not row.segments and hint.inline is not None:
             self._inline(row, hint.inline)
@@ -458,11 +469,11 @@ class _Rebuilder:
                 row.head = hint.head
             row.ceiling = hint.ceiling if row.head <= hint.ceiling <= row.head + SEQS_UNKNOWN else 0
             row.dedupe = [entry for entry in hint.dedupe if 0 < entry[1][0] <= row.head - entry[1][1] + 1]
-        self._announce(row, known)
+        self._add_losses(row)
         return row
 
-    def _announce(self, row: TopicRow, known: int) -> None:
-        """Whatever lies outside the segments is gone, or was removed and nobody knows."""
+    def _add_losses(self, row: TopicRow) -> None:
+        """Announce the seqs outside the segments as lost. Deleted ones cannot be told apart."""
         at = 1
         spans = [(meta.first_seq, meta.first_seq + meta.rows) for meta in row.segments]
         if row.inline is not None:
@@ -481,7 +492,7 @@ class _Rebuilder:
                 newest[parsed[0]] = max(newest.get(parsed[0], 0), parsed[1])
         for first in sorted(newest):
             if first <= row.head:
-                continue  # overlaps the one before: left to the quarantine
+                continue  # overlaps the previous one; it is quarantined
             meta = self._segment(row, directory, first, newest[first])
             if meta is not None:
                 row.segments.append(meta)
@@ -517,49 +528,49 @@ class _Rebuilder:
         data = file_or_nothing(
             self._disk, f"{directory}/{segment_name(meta.first_seq, meta.generation)}.data"
         )
-        found, whole = find_records(data, 16, row.id, meta)
+        found, is_complete = find_records(data, 16, row.id, meta)
         last = max(found, default=-1)
-        lost = [] if whole else [i for i in range(last + 1) if i not in found]
-        return Salvage(found, data, whole, np.zeros(last + 1, dtype=np.bool_), lost)
+        lost = [] if is_complete else [i for i in range(last + 1) if i not in found]
+        return Salvage(found, data, is_complete, np.zeros(last + 1, dtype=np.bool_), lost)
 
     def _inline(self, row: TopicRow, inline: tuple[int, int, bytes]) -> None:
         first, count, data = inline
         if not 0 < first < 1 << 53 or not 0 < count <= 1 << 16:
             return
         meta = SegmentMeta(first, rows=count)
-        found, whole = find_records(data, 0, row.id, meta)
+        found, is_complete = find_records(data, 0, row.id, meta)
         if not found:
             return
         pieces = [data[start:end] for _, (start, end) in sorted(found.items())]
         row.inline = first, count, b"".join(pieces)
         row.head, row.count = first + count - 1, len(found)
         row.live_bytes = sum(HEADER.unpack_from(piece)[8] for piece in pieces)
-        if not whole:
+        if not is_complete:
             for lost_first, lost_last in as_ranges([first + i for i in range(count) if i not in found]):
                 add_loss(row.losses, (lost_first, lost_last, "corrupt"))
                 self._done.losses.append((row.name, lost_first, lost_last))
 
 
-# ── Moving files ──────────────────────────────────────────────────────────────────────
+# ── Replacing files ───────────────────────────────────────────────────────────────────
 
 
-def _carry_out(disk: Disk, overlay: OverlayDisk, shard: int, run: int, done: Repaired) -> None:
-    """Write the new files aside and the plan of all renames; from then on the repair counts."""
+def _replace_files(disk: Disk, overlay: OverlayDisk, shard: int, run: int, done: Repaired) -> None:
+    """Write the new files to a separate directory, then the plan, which is the commit point, then rename."""
     root = f"{QUARANTINE}/{run}"
-    aside = f"{root}/new-{shard:02d}"
+    new_dir = f"{root}/new-{shard:02d}"
     old, new = overlay.changes()
-    ensure_dir(disk, aside)
+    ensure_dir(disk, new_dir)
     into: list[tuple[str, str]] = []
     for i, path in enumerate(new):
         handle = overlay.open(path)
         try:
-            write_whole(disk, f"{aside}/{i}", overlay.read(handle, 0, overlay.size(handle)))
+            write_whole(disk, f"{new_dir}/{i}", overlay.read(handle, 0, overlay.size(handle)))
         finally:
             overlay.close(handle)
-        into.append((f"{aside}/{i}", path))
-    disk.sync_dir(aside)
+        into.append((f"{new_dir}/{i}", path))
+    disk.sync_dir(new_dir)
     for path in done.cold:
-        # A server removes from the cold tier what nothing names; here it is kept.
+        # A server removes unreferenced files from the cold tier, so keep a copy.
         ensure_dir(disk, parent(f"{root}/cold/{path}"))
         write_whole(disk, f"{root}/cold/{path}", read_file(disk, path))
         disk.sync_dir(parent(f"{root}/cold/{path}"))
@@ -567,13 +578,11 @@ def _carry_out(disk: Disk, overlay: OverlayDisk, shard: int, run: int, done: Rep
     plan = RepairPlan([(path, f"{root}/{path}") for path in old if hot.exists(path)], into)
     write_digest_file(disk, f"{root}/plan-{shard:02d}", PLAN_MAGIC, msgspec.msgpack.encode(plan))
     finish_repairs(disk, shard)
-    done.quarantined = [new_place for _, new_place in plan.away] + [
-        f"{root}/cold/{path}" for path in done.cold
-    ]
+    done.quarantined = [target for _, target in plan.away] + [f"{root}/cold/{path}" for path in done.cold]
 
 
 def finish_repairs(disk: Disk, shard: int) -> bool:
-    """Do the renames of plans that were made; doing them again changes nothing."""
+    """Execute the renames of existing plans. This is idempotent."""
     finished = False
     for run in disk.list(QUARANTINE):
         path = f"{QUARANTINE}/{run}/plan-{shard:02d}"
@@ -584,20 +593,20 @@ def finish_repairs(disk: Disk, shard: int) -> bool:
             disk.remove(path)
             disk.sync_dir(f"{QUARANTINE}/{run}")
             finished = True
-        aside = f"{QUARANTINE}/{run}/new-{shard:02d}"
-        for name in disk.list(aside):
-            disk.remove(f"{aside}/{name}")
-        disk.remove_dir(aside)
+        new_dir = f"{QUARANTINE}/{run}/new-{shard:02d}"
+        for name in disk.list(new_dir):
+            disk.remove(f"{new_dir}/{name}")
+        disk.remove_dir(new_dir)
     return finished
 
 
 def _rename_all(disk: Disk, moves: list[tuple[str, str]], *, once: bool) -> None:
-    """`once`: a target that is there says that this one was done, and what is at the source now is the new file."""
+    """Rename and sync. `once`: if the target exists, the rename was done, and the source is already the new file."""
     touched: dict[str, None] = {}
     for source, target in moves:
         touched[parent(source)] = touched[parent(target)] = None
     for directory in dict.fromkeys(parent(target) for _, target in moves):
-        ensure_dir(disk, directory)  # lasting, before anything lies in it
+        ensure_dir(disk, directory)  # synced before files are moved into it
     for source, target in moves:
         if disk.exists(source) and not (once and disk.exists(target)):
             disk.rename(source, target)

@@ -1,24 +1,24 @@
-"""Another number of shards: a whole new layout beside the present one, and one rename that makes it count.
+"""Resharding: change the number of shards by writing a new layout next to the current one and switching with one rename.
 
-    1  settle     each shard is recovered and closed, as by a start and a clean stop: its newest snapshot is all there is to it
-    2  write      the topics' rows, placed anew, become the first snapshots of the next generation's shards
-    3  prove      what was written is read again: no topic is missing, none is there twice
-    4  flip       `layout.json` is replaced
-    5  clear      the old layout goes
+    1  settle     recover and cleanly stop each shard, so that its newest snapshot contains its whole state
+    2  write      assign the topics' rows to the new shards and write them as the new layout's first snapshots
+    3  verify     read them back: every topic must be there exactly once
+    4  switch     replace `layout.json`
+    5  clean up   remove the old layout
 
-Segments do not move: a topic keeps its id, and so its directory. Neither do records: those of small topics ride in the rows.
-A crash before 4 leaves the old layout as it was, a crash after it the new one; whichever does not count is stale, and is
-removed by the next run. Each step begins from what the files say, so a run that was stopped anywhere is begun anew.
+Segments do not move: a topic keeps its id and so its directory. Records of small topics are in the rows. After a crash
+before step 4 the old layout is in use, after a later one the new layout; the next run removes the other one. All state is
+in the files, so an interrupted run is simply started again.
 
-**Log positions.** A new shard's log begins above every position of every old one, with an entry that says nothing, and all
-rows are applied up to there. So nothing of an old log is ever needed, and a log that begins with number 1 still means that
-it is all there. Should both snapshots be lost, a start is refused by the gap instead of finding an empty shard.
+**Log positions.** The log of a new shard starts above the last LSN of all old shards, with an empty entry, and all rows
+count as applied up to there. Old logs are therefore never needed, and a log that starts with LSN 1 is still known to be
+complete. If both snapshots are lost, a start is refused because of the gap instead of finding an empty shard.
 
-**Ids.** New ones begin beyond all that were ever given; see topic_ids.py.
+**Ids.** New ids start above all that were ever given; see topic_ids.py.
 
-**Time** goes on from the latest of the old shards. **Letters** that are moving, and marks of **forwards**, are kept by topic id on
-both sides, so they mean the same wherever the two topics are. The outflow of a pattern is at every shard. It may be missing at
-some of the old ones while its rule is being made: what they have of its sources is then copied from its present head on.
+**Time** continues from the latest time of the old shards. **Dead letters** in transit and positions of **forwards** are kept
+by topic id on both sides, so they are valid wherever the two topics are. The outflow of a pattern is on every shard. While
+its rule is being created it may be missing on some old shards: their sources are then copied from their current heads on.
 """
 
 from __future__ import annotations
@@ -54,35 +54,35 @@ from topics.engine.storage.wal import Wal
 from topics.engine.topic.flows import OutflowRow, current_epoch
 from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 
-SETTLE_TRIES = 3
-SNAPSHOTS = (1, 2)  # as many as a shard keeps, so that one may rot
-LOG_FILE_BYTES = 4 * limits.KIB  # for one entry: a start makes a file of its own
+SETTLE_ATTEMPTS = 3
+SNAPSHOTS = (1, 2)  # as many as a shard keeps, in case one is damaged
+LOG_FILE_BYTES = 4 * limits.KIB  # for one entry: a start creates a new file
 ROWS_PER_STEP = 64
 
 Progress: TypeAlias = tuple[str, float]  # what is being done, and how much of all is done, from 0 to 1
 Steps: TypeAlias = Generator[Progress, None, None]
-# What lies beside log and snapshots is carried over by whoever knows it: from old shards' directories to those of new ones.
+# Copies the other files of shards (watch sessions): old shards' directories, new shards' directories.
 Carry: TypeAlias = Callable[[list[str], list[str]], None]
 
-_ID = re.compile(r"[0-3][0-9a-f]{15}")  # whatever has a larger one is nothing of ours
+_ID = re.compile(r"[0-3][0-9a-f]{15}")  # larger numbers are not topic ids
 
 _decode_shard = msgspec.msgpack.Decoder(ShardRow).decode
 _decode_topic = msgspec.msgpack.Decoder(TopicRow).decode
 
 
 class CannotReshard(TopicsError):
-    """The present layout is as it was; the text says why, and what to do."""
+    """Resharding failed; the text says why, and what to do. The current layout is unchanged."""
 
 
 @dataclass(slots=True)
-class _Old:
-    """One shard of the present layout, settled."""
+class _OldShard:
+    """One shard of the current layout, cleanly stopped."""
 
     shard: int
     meta_dir: str
-    number: int  # of its newest snapshot, which holds everything
+    number: int  # its newest snapshot, which contains everything
     head: ShardRow
-    next_file: int  # no log file has this number or a higher one
+    next_file: int  # above the numbers of all log files
     topics: int = 0
 
     def rows(self, disk: Disk) -> Iterator[TopicRow]:
@@ -91,8 +91,8 @@ class _Old:
 
 
 @dataclass(slots=True)
-class _New:
-    """One shard of the next layout."""
+class _NewShard:
+    """One shard of the new layout."""
 
     shard: int
     meta_dir: str
@@ -102,8 +102,10 @@ class _New:
 
 
 class Reshard:
-    """`config` is any shard's: sizes and bounds of the engine that settles them. `cold`: the cold tier, if there is one. It is asked
-    only for records whose index is damaged, and nothing there is changed: what is to be done goes on after the next start.
+    """Changes the number of shards.
+
+    `config`: any shard's, for the engines that settle the old shards. `cold`: the cold tier, if there is one. It is only
+    read, to rebuild damaged indexes; its pending work continues after the next start.
     """
 
     def __init__(
@@ -123,10 +125,10 @@ class Reshard:
         self._next = Layout.of(layout.generation + 1, shards)
         self._carry = carry
         self._cold = cold
-        self._old: list[_Old] = []
-        self._new = [_New(shard, f"{self._next.shard_dir(shard)}/meta") for shard in range(shards)]
+        self._old: list[_OldShard] = []
+        self._new = [_NewShard(shard, f"{self._next.shard_dir(shard)}/meta") for shard in range(shards)]
         self._homes: dict[int, int] = {}  # topic id → new shard
-        self.left = ""  # why the old layout is still there, when it is
+        self.left = ""  # why the old layout could not be removed
         self.records = 0
 
     @property
@@ -134,20 +136,21 @@ class Reshard:
         return len(self._homes)
 
     def steps(self) -> Steps:
-        """The layout that counts when this has ended is the next one; when it raises, it is the present one, or the error is
-        that of the flip itself, and then the next start finds out."""
+        """Run all steps. On success the new layout is in use. On an exception it is the old one, unless the switch itself
+        failed; then the next start determines which one it is.
+        """
         clear_stale(self._disk, self._layout)
         for shard in range(self._layout.shards):
             yield from self._settle(shard)
-        # What was dropped is gone from the topics' directory, and may not be back once nobody knows whose it was.
+        # The directories of dropped topics must not reappear once no shard knows them.
         self._disk.sync_dir(self._config.topics_dir)
         try:
             yield from self._write()
-            yield "checking what was written", 0.9
-            self._prove()
+            yield "verifying the new layout", 0.9
+            self._verify()
             prepare_layout(self._disk, self._next)
         except (OSError, TopicsError):
-            self._give_up()
+            self._discard()
             raise
         yield "switching", 0.95
         publish_layout(self._disk)
@@ -166,13 +169,13 @@ class Reshard:
             self._config,
             shard=shard,
             shard_dir=self._layout.shard_dir(shard),
-            # Nothing is written but what a stop writes: a small file is enough, and no segment is rewritten behind the snapshot.
+            # Only a stop writes to the log, so a small file is enough. No compaction or checkpoint in between.
             wal_file_bytes=limits.MIB,
             rewrite_dead_share=2.0,
             snapshot_wal_bytes=1 << 62,
             snapshot_interval_ms=1 << 62,
         )
-        for _ in range(SETTLE_TRIES):
+        for _ in range(SETTLE_ATTEMPTS):
             engine = Engine(self._disk, self._clock, config, self._cold)
             yield from self._recover(engine, shard)
             if engine.shard.read_only is not None:
@@ -185,8 +188,8 @@ class Reshard:
                 self._old.append(old)
                 return
             if engine.counters.get("disk_full"):
-                raise CannotReshard(f"there is no space on the disk for a snapshot of shard {shard}")
-        raise CannotReshard(f"shard {shard} does not come to rest; look at its log and try again")
+                raise CannotReshard(f"not enough disk space for a snapshot of shard {shard}")
+        raise CannotReshard(f"shard {shard} could not be stopped cleanly; check its log and try again")
 
     def _recover(self, engine: Engine, shard: int) -> Steps:
         try:
@@ -195,8 +198,8 @@ class Reshard:
         except (Corrupt, LogGap) as error:
             raise CannotReshard(_damaged(shard, str(error))) from error
 
-    def _settled(self, engine: Engine, shard: int) -> _Old | None:
-        """None: something was logged behind the last snapshot, or there was no room for one."""
+    def _settled(self, engine: Engine, shard: int) -> _OldShard | None:
+        """The stopped shard; None if there are log entries after its last snapshot, or no space for one."""
         meta_dir = engine.checkpointer.meta_dir
         numbers = list_snapshots(self._disk, meta_dir)
         if not numbers:
@@ -205,7 +208,7 @@ class Reshard:
         head = _decode_shard(raw)
         if not head.clean_lsn == head.base_lsn == engine.wal.last_lsn:
             return None
-        return _Old(shard, meta_dir, numbers[-1], head, engine.wal.next_number, len(rows))
+        return _OldShard(shard, meta_dir, numbers[-1], head, engine.wal.next_number, len(rows))
 
     # -- write ---------------------------------------------------------------------------------------------
 
@@ -213,11 +216,11 @@ class Reshard:
         for new in self._new:
             ensure_dir(self._disk, new.meta_dir)
         for old in self._old:
-            yield f"placing the topics of shard {old.shard}", 0.7
-            self._place(old)
-        self._place_outflows()
+            yield f"assigning the topics of shard {old.shard}", 0.7
+            self._assign(old)
+        self._assign_outflows()
         heads = self._heads()
-        self._begin_logs(heads[0].base_lsn, heads[0].now_ms)
+        self._create_logs(heads[0].base_lsn, heads[0].now_ms)
         for new, head in zip(self._new, heads, strict=True):
             for number in SNAPSHOTS:
                 writer = SnapshotWriter(self._disk, new.meta_dir, number)
@@ -232,10 +235,10 @@ class Reshard:
         old_dirs = [self._layout.shard_dir(old.shard) for old in self._old]
         self._carry(old_dirs, [self._next.shard_dir(new.shard) for new in self._new])
 
-    def _place(self, old: _Old) -> None:
+    def _assign(self, old: _OldShard) -> None:
         for row in old.rows(self._disk):
             if shard_of(row.name, self._layout.shards) != old.shard or row.id in self._homes:
-                what = f"topic {row.name!r} has no business there"
+                what = f"topic {row.name!r} does not belong to it"
                 raise CannotReshard(_damaged(old.shard, what))
             home = shard_of(row.name, self._next.shards)
             self._homes[row.id] = home
@@ -256,8 +259,8 @@ class Reshard:
     def _heads(self) -> list[ShardRow]:
         heads = [old.head for old in self._old]
         first_id = first_id_after([*(head.next_id for head in heads), *self._ids_on_disk()])
-        # The lines of the old shards were written down within this run, one after the other, on this boot: the latest time
-        # at the earliest moment is not before any of them.
+        # The old shards' clocks were saved during this run, on this boot. The latest time paired with the earliest
+        # monotonic reading is not before any of them.
         common = ShardRow(
             number=0,
             base_lsn=max(head.base_lsn for head in heads) + 2,
@@ -275,20 +278,20 @@ class Reshard:
             replace(common, next_id=first_id + new.shard, outflows=new.outflows, adopted=pack_ids(new.ids))
             for new in self._new
         ]
-        # The catalog is at shard 0, before and after.
+        # The catalog is on shard 0 in every layout.
         made[0].forwards = heads[0].forwards
         made[0].forward_uid = heads[0].forward_uid
         made[0].others = pack_ids(topic_id for topic_id, home in self._homes.items() if home)
         return made
 
     def _ids_on_disk(self) -> Iterator[int]:
-        """Also of what nobody knows any more: a new topic must not find files in its directory."""
+        """All ids with files, including unknown topics: a new topic must not find files in its directory."""
         for folder in (self._config.topics_dir, "lost+found"):
             for name in self._disk.list(folder):
                 if match := _ID.match(name):
                     yield int(match[0], 16)
 
-    def _begin_logs(self, lsn: int, now_ms: int) -> None:
+    def _create_logs(self, lsn: int, now_ms: int) -> None:
         number = max(old.next_file for old in self._old)
         for new in self._new:
             directory = f"{self._next.shard_dir(new.shard)}/wal"
@@ -304,7 +307,7 @@ class Reshard:
 
     # -- forwards ------------------------------------------------------------------------------------------
 
-    def _place_outflows(self) -> None:
+    def _assign_outflows(self) -> None:
         rules: dict[int, Forward] = {}
         starts: dict[int, dict[int, tuple[int, int]]] = {}
         known_at: dict[int, list[int]] = {}  # uid → old shards
@@ -321,13 +324,13 @@ class Reshard:
             else:
                 homes = [shard_of(rule.source, self._next.shards)]
             for home in homes:
-                there = [
+                own_starts = [
                     (topic, *mark) for topic, mark in starts[uid].items() if self._homes.get(topic) == home
                 ]
-                self._new[home].outflows.append(OutflowRow(rule, there))
+                self._new[home].outflows.append(OutflowRow(rule, own_starts))
 
     def _heads_of_sources(self, rule: Forward, known_at: list[int]) -> dict[int, tuple[int, int]]:
-        """Where sources end that lie on shards which do not have the rule yet."""
+        """The heads of sources on shards that do not have the rule yet."""
         pattern = parse_pattern(rule.source.encode())
         return {
             row.id: (current_epoch(row.epochs), row.head)
@@ -337,10 +340,10 @@ class Reshard:
             if pattern.matches(row.name.encode())
         }
 
-    # -- prove ---------------------------------------------------------------------------------------------
+    # -- verify --------------------------------------------------------------------------------------------
 
-    def _prove(self) -> None:
-        """Both snapshots of every new shard, from the disk: with a topic less than there were nothing is switched."""
+    def _verify(self) -> None:
+        """Read back both snapshots of every new shard. If a topic is missing, the switch does not happen."""
         expected = sum(old.topics for old in self._old)
         for number in SNAPSHOTS:
             found: dict[int, int] = {}
@@ -352,14 +355,16 @@ class Reshard:
                     found[row.id] = new.shard
                     self.records += row.count
                     if shard_of(row.name, self._next.shards) != new.shard or row.applied_lsn != head.base_lsn:
-                        raise CannotReshard(f"topic {row.name!r} came to the wrong place; this is a bug")
+                        raise CannotReshard(
+                            f"topic {row.name!r} was assigned to the wrong shard; this is a bug, nothing was changed"
+                        )
             if found != self._homes or len(found) != expected:
                 raise CannotReshard(
-                    f"{expected} topics became {len(found)}; this is a bug, and nothing was changed"
+                    f"{expected} topics became {len(found)}; this is a bug, nothing was changed"
                 )
 
-    def _give_up(self) -> None:
-        """Make room again, as far as that goes; what is left is removed by the next run."""
+    def _discard(self) -> None:
+        """Remove the new layout to free its space. If that fails, the next run does it."""
         with suppress(OSError):
             for new in self._new:
                 while new.writers:
@@ -369,13 +374,15 @@ class Reshard:
 
 
 def clear_stale(disk: Disk, layout: Layout) -> bool:
-    """Remove layouts that do not count. What says which one does is first made to last: a page-cache hit proves nothing."""
+    """Remove layouts that are not in use. First `layout.json` is written again and synced: what was read may be only in the
+    page cache.
+    """
     stale = stale_layouts(disk.list(""), layout.generation)
     if not stale:
         return False
     if not disk.exists(layout.directory):
         raise CannotReshard(
-            f"{LAYOUT_NAME} speaks of {layout.directory}, which is not there, and there is {stale[-1]}; "
+            f"{LAYOUT_NAME} refers to {layout.directory}, which does not exist, but {stale[-1]} does; "
             f"{LAYOUT_NAME} is probably an old copy: restore the right one"
         )
     prepare_layout(disk, layout)

@@ -1,9 +1,9 @@
-"""What can still be read of a damaged log, and the same log written again from it.
+"""Salvage of a damaged log: find the readable entries and write a new log from them.
 
-The readable entries are kept in their order and under their numbers, also those behind the damage. Where entries are
-missing, records that are certainly or possibly gone are announced: exactly, where a later record of the topic shows how many are
-missing; else by the most that the missing bytes could hold. Entries that the snapshot contains are not missed. What else the
-missing entries did cannot be known: deletes and config changes in them are undone, topics that they made lose their name.
+Readable entries keep their order and their LSNs, including those after the damage. For each gap, records that are or may be
+lost are announced: exactly, if a later record of the topic shows how many are missing; otherwise as many as the missing
+bytes could hold. Entries that the snapshot contains are not needed. Other effects of missing entries are unknown: deletes
+and config changes in them are undone, and topics that they created lose their names.
 """
 
 from __future__ import annotations
@@ -44,29 +44,31 @@ from topics.engine.storage.wal import (
 from topics.engine.upkeep.checkpoint import LATCH_FILE, TopicRow
 from topics.engine.upkeep.replay import decode
 
-SEQS_UNKNOWN = (
-    1 << 32
-)  # how many seqs to skip where nothing bounds what is missing; there are 2^31 times as many
+SEQS_UNKNOWN = 1 << 32  # seqs to skip if the number of missing records has no bound; there are 2^63 seqs
 
-# Of a file whose header is gone: envelopes whose salt is looked at, and different salts that are tried.
+# For a file with a damaged header: envelopes whose salt is read, and different salts that are tried.
 SALTS_MAX, SALTS_TRIED = 4096, 8
 
 
 @dataclass(slots=True)
 class LogFile:
+    """One log file and what could be read of it."""
+
     number: int
     path: str
     size: int
-    scanned: ScannedFile | None  # None: holds nothing that counts
+    scanned: ScannedFile | None  # None: no usable contents
     start: WalStart | None = None
     problem: str = ""
     offset: int = 0
-    foreign: bool = False  # of another shard or under a wrong name: nothing in it is ours
-    cut: bool = False  # ends inside an entry, though files have their full length before the first one
+    foreign: bool = False  # belongs to another shard or has a wrong name: its contents are not ours
+    cut: bool = False  # truncated: files have their full length before the first entry is written
 
 
 @dataclass(slots=True)
 class SalvagedEntry:
+    """A readable log entry."""
+
     lsn: int
     synced_lsn: int
     body: bytes
@@ -74,7 +76,7 @@ class SalvagedEntry:
 
 @dataclass(slots=True)
 class Hole:
-    """Entries are missing in front of `before`, an index into the entries that are there."""
+    """A gap in the log: entries are missing before the readable entry with index `before`."""
 
     before: int
     first_lsn: int
@@ -83,11 +85,14 @@ class Hole:
     offset: int
     seqs_max: int
     what: str
-    begins_file: bool  # it may hold the first entry of a file, where a start announces what a power cut took
+    # It may include the first entry of a file, in which a start announces the losses of a power failure.
+    begins_file: bool
 
 
 @dataclass(slots=True)
 class Note:
+    """A problem at a position of a log file."""
+
     path: str
     offset: int
     what: str
@@ -95,6 +100,8 @@ class Note:
 
 @dataclass(slots=True)
 class SalvagedLog:
+    """The readable entries of a log, the gaps between them, and all problems."""
+
     files: list[LogFile]
     entries: list[SalvagedEntry] = field(default_factory=list)
     holes: list[Hole] = field(default_factory=list)
@@ -107,7 +114,7 @@ class SalvagedLog:
 
 
 def read_log(disk: Disk, wal_dir: str, shard: int) -> list[LogFile]:
-    """Every log file, ascending, with what can be read of it. UnsupportedFormat for one of a later version."""
+    """Read all log files, in order of their numbers. Raises UnsupportedFormat for a later format version."""
     found: list[LogFile] = []
     for name in disk.list(wal_dir):
         number = file_number(name)
@@ -128,7 +135,7 @@ def _read_log_file(disk: Disk, path: str, number: int, shard: int) -> LogFile:
         fixed = _with_our_version(data)
         if fixed is None:
             raise
-        file.problem, file.offset = "the version in the file header has rotted", 8
+        file.problem, file.offset = "the version in the file header is corrupt", 8
         file.scanned = scan(path, number, fixed)
     except Corrupt as error:
         file.problem, file.offset = error.problem, error.offset
@@ -136,16 +143,16 @@ def _read_log_file(disk: Disk, path: str, number: int, shard: int) -> LogFile:
         if not file.foreign:
             file.scanned = _scan_by_salt(path, number, data, shard)
     if file.scanned is not None and FILE_HEADER.unpack_from(file.scanned.data)[2] != shard:
-        file.problem, file.offset, file.foreign = "the file is of another shard", 12, True
+        file.problem, file.offset, file.foreign = "the file belongs to another shard", 12, True
     if lost_all(file.scanned, data):
-        file.cut, file.problem, file.offset = True, "the file is shorter than it was made", file.size
+        file.cut, file.problem, file.offset = True, "the file was truncated", file.size
     if file.foreign or (file.scanned is not None and not file.scanned.envelopes and not file.scanned.bad_at):
         file.scanned = None
     if file.scanned is not None and file.scanned.envelopes:
         file.start = start_of(file.scanned)
         file.cut = _is_cut(file.scanned)
         if file.cut and not file.problem:
-            file.problem, file.offset = "the file is shorter than it was made", file.size
+            file.problem, file.offset = "the file was truncated", file.size
     return file
 
 
@@ -161,14 +168,14 @@ def _is_cut(file: ScannedFile) -> bool:
 
 
 def _with_our_version(data: bytes) -> bytes | None:
-    """The file with this version in its header, if the header's digest says that it was there."""
+    """The file with the current version in its header, if the header's digest shows that this is right."""
     _, _, shard, number, salt, capacity = FILE_HEADER.unpack_from(data)
     ours = file_header(shard=shard, number=number, salt=salt, capacity=capacity)
     return ours + data[FILE_HEADER_BYTES:] if ours[56:] == data[56:FILE_HEADER_BYTES] else None
 
 
 def _scan_by_salt(path: str, number: int, data: bytes, shard: int) -> ScannedFile | None:
-    """A file whose header is gone: its entries all carry the salt, and what only looks like entries another."""
+    """Scan a file with a damaged header. Its entries all have the same salt; bytes that only look like entries do not."""
     best: ScannedFile | None = None
     for salt in islice(dict.fromkeys(islice(salts_in(data), SALTS_MAX)), SALTS_TRIED):
         if salt is not None:
@@ -179,11 +186,11 @@ def _scan_by_salt(path: str, number: int, data: bytes, shard: int) -> ScannedFil
     return best
 
 
-# ── Following the numbering ───────────────────────────────────────────────────────────
+# ── Ordering entries ──────────────────────────────────────────────────────────────────
 
 
 class LogWalk:
-    """Puts the readable entries past `base_lsn` in order and finds what is missing between them."""
+    """Collects the readable entries after `base_lsn` in order and finds the gaps between them."""
 
     def __init__(
         self,
@@ -194,15 +201,17 @@ class LogWalk:
         clean: bool = False,
         sound: bool = False,
     ) -> None:
-        """`clean`: the shard was stopped at `base_lsn`, and a start after that would have begun a file of its own. The file that it
-        was stopped with stays until there is a later snapshot. `sound`: no power cut and no failed write can have taken an entry and left
-        a later one."""
+        """`clean`: the shard was stopped cleanly at `base_lsn` and not started since, which would have created a new file.
+        The file that was active at the stop is kept until there is a later snapshot.
+
+        `sound`: no power failure or failed write can have lost an entry and kept a later one.
+        """
         self._clean, self._sound = clean, sound
         self.log = SalvagedLog(files, last_lsn=base_lsn)
         self._base_lsn = base_lsn
         self._used = [file for file in files if file.scanned is not None and file.scanned.envelopes]
         claimed = [e.synced_lsn for file in self._used for e in _envelopes(file)]
-        # Everything up to here was synced once, or is on a sound disk.
+        # All entries up to this LSN were synced, or are on a sound disk.
         self._known = max([applied_lsn, *claimed])
         self._digests: dict[tuple[int, int], bytes] = {}
         self._ended = False
@@ -214,10 +223,10 @@ class LogWalk:
                 log.damage.append(Note(file.path, file.offset, file.problem))
         bounds = void_bounds([file.start for file in self._used])
         if self._sound:
-            whole = [
+            intact = [
                 e.lsn for file, bound in zip(self._used, bounds) for e in _envelopes(file) if e.lsn <= bound
             ]
-            self._known = max([self._known, *whole])
+            self._known = max([self._known, *intact])
         for i, file in enumerate(self._used):
             before = self._used[i - 1] if i else None
             self._check_chain(file, before)
@@ -230,7 +239,7 @@ class LogWalk:
         return log
 
     def _without_entries(self) -> list[LogFile]:
-        """Files in which something was written, and no entry can be read."""
+        """Files that were written to, but have no readable entry."""
         return [
             file
             for file in self.log.files
@@ -247,22 +256,22 @@ class LogWalk:
             begins_file = seqs == SEQS_UNKNOWN or bool(self._without_entries())
             path = last.path if last else ""
             self._hole(log.last_lsn + 1, self._known, path, 0, seqs, what, begins_file=begins_file)
-        elif (rotten := self._rotten_at_end(last)) is not None:
-            what = f"no entry of the file behind entry {log.last_lsn} can be read"
-            self._hole(log.last_lsn + 1, log.last_lsn + 1, rotten.path, 0, _seqs_in(rotten.size), what)
+        elif (corrupt := self._corrupt_at_end(last)) is not None:
+            what = f"no entry after {log.last_lsn} in this file can be read"
+            self._hole(log.last_lsn + 1, log.last_lsn + 1, corrupt.path, 0, _seqs_in(corrupt.size), what)
         elif last is None and self._base_lsn:
             self._check_lone_file()
         elif last is None and len(log.files) > 1 and not any(file.scanned for file in log.files):
-            # The second file is made only when the first has an entry.
-            what = "nothing is left of what was written to the log"
+            # A second file is created only after the first has an entry.
+            what = "all log entries are missing"
             self._hole(1, 1, log.files[0].path, FILE_HEADER_BYTES, SEQS_UNKNOWN, what)
         elif emptied is not None:
-            what = f"the log after entry {log.last_lsn} is cut off"
+            what = f"the log is truncated after entry {log.last_lsn}"
             self._hole(
                 log.last_lsn + 1, log.last_lsn + 1, emptied.path, emptied.size, _seqs_cut(emptied), what
             )
         elif last is not None and last.cut and not (self._clean and log.last_lsn == self._base_lsn):
-            what = f"the log after entry {log.last_lsn} is cut off"
+            what = f"the log is truncated after entry {log.last_lsn}"
             self._hole(
                 log.last_lsn + 1,
                 log.last_lsn + 1,
@@ -273,32 +282,33 @@ class LogWalk:
                 begins_file=False,
             )
 
-    def _rotten_at_end(self, last: LogFile | None) -> LogFile | None:
-        """The newest file, when its header has rotted and nothing behind it can be read."""
+    def _corrupt_at_end(self, last: LogFile | None) -> LogFile | None:
+        """The newest file, if its header is corrupt and none of its entries can be read."""
         newest = self.log.files[-1] if self.log.files else None
         if newest is None or newest is last or newest.foreign or newest.cut or newest.scanned is not None:
             return None
         return newest if newest.problem else None
 
     def _check_lone_file(self) -> None:
-        """No entry of the log can be read. The active file outlives every checkpoint: it was there, and so may have been acked
-        writes in it."""
+        """Handle a log without a readable entry. Checkpoints never remove the active file: it existed, and may have
+        contained acked writes.
+        """
         log = self.log
-        rotten = self._without_entries()
+        unreadable = self._without_entries()
         emptied = [file for file in log.files if file.cut]
-        is_whole = len(rotten) + len(emptied) == 1 and self._clean
-        if is_whole or (not emptied and len(rotten) == 1 and self._is_contained(rotten[0])):
+        is_complete = len(unreadable) + len(emptied) == 1 and self._clean
+        if is_complete or (not emptied and len(unreadable) == 1 and self._is_contained(unreadable[0])):
             what = "no entry can be read; the snapshot contains them"
-            if rotten:  # else the damage has been told
-                log.damage.append(Note(rotten[0].path, FILE_HEADER_BYTES, what))
+            if unreadable:  # otherwise the damage was reported already
+                log.damage.append(Note(unreadable[0].path, FILE_HEADER_BYTES, what))
             return
         what = f"the log after entry {self._base_lsn} is missing"
-        path = rotten[0].path if rotten else ""
+        path = unreadable[0].path if unreadable else ""
         seqs = SEQS_UNKNOWN if emptied else self._seqs_at_end(None, 1)
         self._hole(log.last_lsn + 1, log.last_lsn + 1, path, 0, seqs, what)
 
     def _is_contained(self, file: LogFile) -> bool:
-        """Whether a file's first entry, by its head, is in the snapshot, and nothing was written behind it."""
+        """Whether the snapshot contains a file's first entry, going by the entry's head, and nothing follows it."""
         head = _head_at(file, FILE_HEADER_BYTES)
         return (
             head is not None
@@ -307,8 +317,9 @@ class LogWalk:
         )
 
     def _seqs_at_end(self, last: LogFile | None, entries: int) -> int:
-        """The most records that entries missing at the end of the log can hold: those of the bytes that are there and cannot be read.
-        Without any, or with too few, more is missing than these files."""
+        """Upper bound of the records in entries missing at the end of the log: as many as fit in the unreadable bytes. If
+        those are too few for the missing entries, whole files are missing.
+        """
         size = sum(
             _written_end(file, FILE_HEADER_BYTES) - FILE_HEADER_BYTES for file in self._without_entries()
         )
@@ -317,12 +328,12 @@ class LogWalk:
         return _seqs_in(size) if size >= entries * ENVELOPE_BYTES else SEQS_UNKNOWN
 
     def _seqs_in_front(self, before: LogFile | None, file: LogFile, at: int) -> int:
-        """The most records that can be missing in front of a file's first readable entry, which begins at `at`."""
+        """Upper bound of the records missing before a file's first readable entry, which starts at `at`."""
         missing = _envelopes(file)[0].lsn - 1 - self.log.last_lsn
         if file.start is None and at > FILE_HEADER_BYTES:
             head = _head_at(file, FILE_HEADER_BYTES)
             if missing == 1 or (head is not None and head[0] <= self.log.last_lsn + 1):
-                return _seqs_in(at - FILE_HEADER_BYTES)  # all of them stood in this file
+                return _seqs_in(at - FILE_HEADER_BYTES)  # all of them were in this file
         if before is None or before.scanned is None:
             return SEQS_UNKNOWN
         previous = file.number - 1 if file.start is None else file.start.previous_file
@@ -342,10 +353,10 @@ class LogWalk:
             at = envelope.start - ENVELOPE_BYTES
             damaged = [b for b in bad if b < at]
             bad = bad[len(damaged) :]
-            for place in damaged:
-                self._bad(file, place, previous_lsn + 1 if previous_lsn else envelope.lsn - 1, bound)
+            for offset in damaged:
+                self._bad(file, offset, previous_lsn + 1 if previous_lsn else envelope.lsn - 1, bound)
             if not previous_lsn and file.start is None and envelope.lsn > 1:
-                self._lost_start(file, envelope, at)
+                self._replace_lost_start(file, envelope, at)
             if envelope.lsn <= bound and not self._ended:
                 if previous_lsn:
                     self._take(file, envelope, _seqs_in(at - previous_end))
@@ -353,8 +364,8 @@ class LogWalk:
                     seqs = self._seqs_in_front(before, file, at)
                     self._take(file, envelope, seqs, begins_file=file.start is None or seqs == SEQS_UNKNOWN)
             previous_end, previous_lsn = envelope.end, envelope.lsn
-        for place in bad:
-            self._bad(file, place, previous_lsn + 1, bound)
+        for offset in bad:
+            self._bad(file, offset, previous_lsn + 1, bound)
         log.last_lsn = max(log.last_lsn, self._base_lsn)
 
     def _take(self, file: LogFile, envelope: Envelope, seqs_max: int, *, begins_file: bool = False) -> None:
@@ -363,9 +374,9 @@ class LogWalk:
         if envelope.lsn > self._base_lsn:
             if envelope.lsn > log.last_lsn + 1:
                 if log.last_lsn + 1 > self._known:
-                    self._ended = True  # torn: what follows was never promised to anybody
+                    self._ended = True  # torn: later entries were never acknowledged
                     return
-                what = f"log entries {log.last_lsn + 1} to {envelope.lsn - 1} are missing, though later ones are whole"
+                what = f"log entries {log.last_lsn + 1} to {envelope.lsn - 1} are missing, but later ones are intact"
                 self._hole(
                     log.last_lsn + 1,
                     envelope.lsn - 1,
@@ -382,9 +393,11 @@ class LogWalk:
             log.last_lsn = envelope.lsn
         self._digests[file.number, envelope.lsn] = envelope.digest
 
-    def _lost_start(self, file: LogFile, envelope: Envelope, at: int) -> None:
-        """The file's first entry cannot be read. When recovery had begun the file, that entry was a copy of the tail
-        of the log before it, under one number: the tail itself is still there and takes its place."""
+    def _replace_lost_start(self, file: LogFile, envelope: Envelope, at: int) -> None:
+        """Replace a file's unreadable first entry by the tail of the previous log, if it was a copy of that tail.
+
+        Recovery writes such a copy, as a single entry, when it starts a new file.
+        """
         log = self.log
         lsn = envelope.lsn - 1
         if lsn <= self._base_lsn or log.last_lsn < lsn:
@@ -393,7 +406,7 @@ class LogWalk:
         log.entries = log.entries[: len(log.entries) - len(tail)]
         for hole in log.holes:
             hole.before = min(hole.before, len(log.entries))
-        what = f"the first entry, number {lsn}, is damaged; the older copy of what it held is used"
+        what = f"the first entry, number {lsn}, is damaged; the older copy of its contents is used"
         self._hole(lsn, lsn, file.path, FILE_HEADER_BYTES, _seqs_in(at - FILE_HEADER_BYTES), what)
         log.holes[-1].before += 1
         log.entries.append(SalvagedEntry(lsn, 0, b"".join([entry.body for entry in tail])))
@@ -405,7 +418,7 @@ class LogWalk:
             return
         found = self._digests.get((start.previous_file, start.previous_lsn), start.previous_digest)
         if found != start.previous_digest:
-            what = "the file before it was swapped or changed"
+            what = "the previous file was replaced or changed"
             self._hole(
                 self.log.last_lsn + 1, self.log.last_lsn, file.path, FILE_HEADER_BYTES, SEQS_UNKNOWN, what
             )
@@ -425,20 +438,18 @@ class LogWalk:
         log.holes.append(Hole(len(log.entries), first, last, path, offset, seqs_max, what, begins_file))
         log.damage.append(Note(path, offset, what))
 
-    def _bad(self, file: LogFile, place: int, lsn: int, bound: int = 1 << 64) -> None:
-        """An entry cannot be read: rot when it was synced, a torn write when nothing says so."""
+    def _bad(self, file: LogFile, offset: int, lsn: int, bound: int = 1 << 64) -> None:
+        """Report an unreadable entry: corrupt if it is known to have been synced, otherwise a torn write."""
         if lsn > bound or lsn > self._known:
-            what = "an entry that is not whole: if it was being written when the power went, nobody was promised it"
+            what = "an incomplete entry: if a power failure interrupted the write, it was never acknowledged"
             if lsn <= bound:
-                what += (
-                    f"; if it was whole once, up to {_seqs_in(file.size - place)} records are lost with it"
-                )
-            self.log.torn.append(Note(file.path, place, what))
+                what += f"; if it was complete once, up to {_seqs_in(file.size - offset)} records are lost with it"
+            self.log.torn.append(Note(file.path, offset, what))
             return
-        what = f"the entry that should be number {lsn} does not agree with its digest"
+        what = f"the entry that should be number {lsn} does not match its digest"
         if lsn <= self._base_lsn:
             what += "; the snapshot contains it"
-        self.log.damage.append(Note(file.path, place, what))
+        self.log.damage.append(Note(file.path, offset, what))
 
 
 def _envelopes(file: LogFile) -> list[Envelope]:
@@ -446,18 +457,18 @@ def _envelopes(file: LogFile) -> list[Envelope]:
 
 
 def _seqs_in(size: int) -> int:
-    """The most records that this many bytes can hold."""
+    """Upper bound of the records in `size` bytes."""
     return max(1, size // frames.OVERHEAD_BYTES)
 
 
 def _seqs_cut(file: LogFile) -> int:
-    """The most records that the missing end of a file can have held."""
+    """Upper bound of the records in the missing end of a truncated file."""
     capacity = file.scanned.capacity if file.scanned is not None else 0
     return _seqs_in(capacity - file.size) if capacity else SEQS_UNKNOWN
 
 
 def _head_at(file: LogFile, at: int) -> tuple[int, int] | None:
-    """Number and end of a damaged entry as its head says, if the head agrees with the file and with itself."""
+    """LSN and end of a damaged entry according to its head, if the head is consistent."""
     assert file.scanned is not None
     data = file.scanned.data
     if at + ENVELOPE_BYTES > len(data):
@@ -465,13 +476,14 @@ def _head_at(file: LogFile, at: int) -> tuple[int, int] | None:
     magic, length, salt, lsn, prev_lsn, synced_lsn = ENVELOPE.unpack_from(data, at)
     end = at + ENVELOPE_BYTES + length
     ours = (magic, salt) == (ENVELOPE_MAGIC, file.scanned.salt)
-    agrees = lsn == prev_lsn + 1 and synced_lsn <= prev_lsn and end <= len(data)
-    return (lsn, end) if ours and agrees else None
+    is_consistent = lsn == prev_lsn + 1 and synced_lsn <= prev_lsn and end <= len(data)
+    return (lsn, end) if ours and is_consistent else None
 
 
 def _written_end(file: LogFile, at: int) -> int:
-    """Where what was written from `at` on ends, though it cannot be read: behind the last byte that is not zero and the digest
-    that may end with zeros, or where the entry at `at` ends by its head."""
+    """End of the unreadable bytes written at or after `at`: after the last nonzero byte plus a digest, which may end with
+    zeros, or the end of the entry at `at` according to its head.
+    """
     assert file.scanned is not None
     data = file.scanned.data
     end = len(data.rstrip(b"\0")) + frames.DIGEST_BYTES
@@ -480,37 +492,37 @@ def _written_end(file: LogFile, at: int) -> int:
 
 
 def _damaged_tail(file: LogFile) -> int:
-    """How many bytes were written behind the last readable entry of a file."""
+    """Number of bytes written after the last readable entry of a file."""
     assert file.scanned is not None
     last_end = file.scanned.envelopes[-1].end
-    place = next((at for at in file.scanned.bad_at if at >= last_end), None)
-    return _written_end(file, place) - last_end if place is not None else 0
+    offset = next((at for at in file.scanned.bad_at if at >= last_end), None)
+    return _written_end(file, offset) - last_end if offset is not None else 0
 
 
-# ── What the missing entries may have held ────────────────────────────────────────────
+# ── Losses in gaps ────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True)
-class _Known:
-    """A topic as the log has shown it so far."""
+class _TopicState:
+    """A topic's state at a position of the log."""
 
     head: int
     durability: str
-    ceiling: int  # the highest seq that a power cut can have taken
-    takes_copies: bool = False  # what its source has lost takes seqs, too, and hardly any bytes
+    ceiling: int  # the highest seq that a power failure can have lost
+    takes_copies: bool = False  # records lost in the source of a forward use seqs here, but hardly any bytes
 
 
 @dataclass(slots=True)
-class Announced:
-    """What a repair says about the log's holes: ranges per topic, and topics that had to be given a name."""
+class RewrittenLog:
+    """Result of rewriting the log: losses per topic, and topics that got a new name."""
 
     losses: list[tuple[str, int, int]] = field(default_factory=list)
     named: list[str] = field(default_factory=list)
-    last_lsn: int = 0  # of the log as it was written again
+    last_lsn: int = 0
 
 
-class _Announcer:
-    """Makes the frames that go in front of the entry behind each hole."""
+class _GapFiller:
+    """Builds the frames that announce the losses in each gap; they are inserted before the entry after it."""
 
     def __init__(self, log: SalvagedLog, rows: list[TopicRow], *, ts: int, shard: int, shards: int) -> None:
         self._log = log
@@ -518,28 +530,28 @@ class _Announcer:
         self._ts, self._shard, self._shards = ts, shard, shards
         self._names = {row.id: row.name for row in rows}
         self._topics = {
-            row.id: _Known(row.head, row.config.durability, row.ceiling, bool(row.inflows)) for row in rows
+            row.id: _TopicState(row.head, row.config.durability, row.ceiling, bool(row.inflows))
+            for row in rows
         }
         self._applied = {row.id: row.applied_lsn for row in rows}
-        self._gone: set[int] = set()
+        self._deleted: set[int] = set()
         self._columns = [_columns(entry) for entry in log.entries]
         self._owners = self._last_owners()
-        self.said = Announced()
+        self.result = RewrittenLog()
 
-    def pieces(self) -> list[bytes]:
-        """One piece per hole."""
-        coming = self._coming()
+    def frames_per_hole(self) -> list[bytes]:
+        following_seqs = self._following_seqs()
         made: list[bytes] = []
         at = 0
-        for hole, later in zip(self._log.holes, coming, strict=True):
+        for hole, later in zip(self._log.holes, following_seqs, strict=True):
             while at < hole.before:
-                self._pass(self._log.entries[at].lsn, self._columns[at])
+                self._apply(self._log.entries[at].lsn, self._columns[at])
                 at += 1
-            made.append(self._announce(hole, later))
+            made.append(self._fill(hole, later))
         return made
 
     def _last_owners(self) -> dict[str, int]:
-        """The last topic that each name was given to. Ids go up, and a name is given again only after a delete."""
+        """The last topic of each name. Ids increase, and a name is only reused after a delete."""
         owners = {row.name: row.id for row in self._rows}
         for columns in self._columns:
             for i in np.flatnonzero(columns.headers["type"] == frames.TOPIC_CREATE).tolist():
@@ -547,8 +559,8 @@ class _Announcer:
                 owners[name] = max(owners.get(name, 0), int(columns.headers["topic"][i]))
         return owners
 
-    def _coming(self) -> list[dict[int, int]]:
-        """For each hole the first seq that each topic is given after it."""
+    def _following_seqs(self) -> list[dict[int, int]]:
+        """For each hole, the first seq after it by topic."""
         found: list[dict[int, int]] = []
         later: dict[int, int] = {}
         at = len(self._columns)
@@ -563,16 +575,17 @@ class _Announcer:
                     elif kind == frames.SKIP:
                         later[topic] = msgspec.msgpack.decode(columns.payload(i), type=Skipped).first
                     elif kind == frames.TOPIC_CREATE:
-                        later.pop(topic, None)  # it was made behind the hole and had nothing in it
+                        later.pop(topic, None)  # created after the hole, so it has lost nothing in it
             found.append(dict(later))
         return found[::-1]
 
-    def _pass(self, lsn: int, columns: frames.Columns) -> None:
+    def _apply(self, lsn: int, columns: frames.Columns) -> None:
+        """Update the topics' states with an entry."""
         for i in range(len(columns.starts)):
             kind, topic = int(columns.headers["type"][i]), int(columns.headers["topic"][i])
             if kind == frames.TOPIC_CREATE:
                 created = msgspec.msgpack.decode(columns.payload(i), type=TopicCreated)
-                self._topics.setdefault(topic, _Known(0, created.config.durability, created.ceiling))
+                self._topics.setdefault(topic, _TopicState(0, created.config.durability, created.ceiling))
                 self._names.setdefault(topic, created.name)
                 continue
             known = self._topics.get(topic)
@@ -595,18 +608,18 @@ class _Announcer:
                 known.takes_copies = True
             elif kind == frames.TOPIC_DELETE:
                 del self._topics[topic]
-                self._gone.add(topic)
+                self._deleted.add(topic)
 
-    def _announce(self, hole: Hole, later: dict[int, int]) -> bytes:
+    def _fill(self, hole: Hole, later: dict[int, int]) -> bytes:
         pieces: list[bytes] = []
         for topic in later:
-            if topic not in self._topics and topic not in self._gone:
-                pieces.append(self._name_again(topic))
+            if topic not in self._topics and topic not in self._deleted:
+                pieces.append(self._recreate(topic))
         for topic in [topic for topic in self._topics if self._owners.get(self._names[topic], 0) > topic]:
             pieces.append(self._delete(topic))
         for topic, known in self._topics.items():
             if known.durability == "ephemeral" or self._applied.get(topic, 0) >= hole.last_lsn > 0:
-                continue  # never in the log; or the snapshot holds what the topic had there
+                continue  # never in the log, or the snapshot contains the topic's records in the hole
             following = later.get(topic, 0)
             last = following - 1 if following > known.head else _last_unknown(known, hole)
             if last > known.head:
@@ -614,27 +627,27 @@ class _Announcer:
                 pieces.append(
                     frames.encode_control(frames.LOSS, topic, self._ts, Lost(first, last, "corrupt"))
                 )
-                self.said.losses.append((self._names[topic], first, last))
+                self.result.losses.append((self._names[topic], first, last))
         return b"".join(pieces)
 
     def _delete(self, topic: int) -> bytes:
-        """Another topic has its name later on: it was deleted, be that in the hole."""
+        """Delete a topic whose name a later topic has: its delete was in the hole."""
         del self._topics[topic]
-        self._gone.add(topic)
+        self._deleted.add(topic)
         return frames.encode_control(frames.TOPIC_DELETE, topic, self._ts, None)
 
-    def _name_again(self, topic: int) -> bytes:
-        """The entry that made this topic is gone, and with it the name. It gets one that this shard owns."""
+    def _recreate(self, topic: int) -> bytes:
+        """Create a topic again under a new name, because the entry that created it is lost."""
         name = new_name(topic, {*self._names.values(), *self._owners}, self._shard, self._shards)
         self._names[topic] = name
-        self._topics[topic] = _Known(0, "fsync", 0)
-        self.said.named.append(name)
+        self._topics[topic] = _TopicState(0, "fsync", 0)
+        self.result.named.append(name)
         created = TopicCreated(name, TopicConfig(durability="fsync"), 0)
         return frames.encode_control(frames.TOPIC_CREATE, topic, self._ts, created)
 
 
 def new_name(topic: int, taken: Container[str], shard: int, shards: int) -> str:
-    """A name for a topic whose own is lost: one that belongs to this shard."""
+    """A new name for a topic that has lost its own. It must belong to this shard."""
     attempt = 0
     name = f"recovered-{topic}"
     while shard_of(name, shards) != shard or name in taken:
@@ -643,8 +656,8 @@ def new_name(topic: int, taken: Container[str], shard: int, shards: int) -> str:
     return name
 
 
-def _last_unknown(known: _Known, hole: Hole) -> int:
-    """The last seq that a topic can have been given in a hole. What readers were told to be gone counts: no record may get its seq."""
+def _last_unknown(known: _TopicState, hole: Hole) -> int:
+    """Upper bound of a topic's seqs in a hole. Seqs that were announced as lost count too: they must not be reused."""
     if known.takes_copies:
         return known.head + SEQS_UNKNOWN
     last = known.head + hole.seqs_max
@@ -668,11 +681,11 @@ def rewrite_log(
     ts: int,
     shard: int,
     shards: int,
-) -> Announced:
-    """Put one file with the salvaged entries and the announcements in place of all the others."""
-    announcer = _Announcer(log, rows, ts=ts, shard=shard, shards=shards)
+) -> RewrittenLog:
+    """Replace all log files by one with the salvaged entries and the announcements of losses."""
+    filler = _GapFiller(log, rows, ts=ts, shard=shard, shards=shards)
     extra: dict[int, bytes] = {}
-    for hole, piece in zip(log.holes, announcer.pieces(), strict=True):
+    for hole, piece in zip(log.holes, filler.frames_per_hole(), strict=True):
         extra[hole.before] = extra.get(hole.before, b"") + piece
     entries = list(log.entries)
     ends_at = max([log.last_lsn, base_lsn, *(hole.last_lsn for hole in log.holes)])
@@ -685,8 +698,8 @@ def rewrite_log(
     _write_file(disk, f"{shard_dir}/wal/{file_name(number)}", number, shard, base_lsn, entries, extra)
     for file in log.files:
         disk.remove(file.path)
-    announcer.said.last_lsn = entries[-1].lsn
-    return announcer.said
+    filler.result.last_lsn = entries[-1].lsn
+    return filler.result
 
 
 def _write_file(
@@ -702,7 +715,7 @@ def _write_file(
     pieces: list[bytes] = []
     lsn = base_lsn
     for i, entry in enumerate(entries):
-        while lsn + 1 < entry.lsn:  # numbers go up by one, also over a hole
+        while lsn + 1 < entry.lsn:  # LSNs must be contiguous, so a hole is filled with empty entries
             lsn += 1
             pieces.append(_padded(encode_envelope(salt, lsn, lsn - 1, 0, b"")))
         lsn = entry.lsn
@@ -724,7 +737,7 @@ def _padded(envelope: bytes) -> bytes:
 
 
 def _boot_id(disk: Disk, shard_dir: str, log: SalvagedLog) -> str:
-    """Of the newest file, so that a power cut is still told from a killed process; none after a failed write."""
+    """The boot id of the newest file, so that the next start can still detect a reboot; none after a failed write."""
     if disk.exists(f"{shard_dir}/meta/{LATCH_FILE}"):
         return ""
     return next((file.start.boot_id for file in reversed(log.files) if file.start is not None), "")

@@ -1,8 +1,7 @@
-"""What can still be read of a damaged segment, and the same segment written again from it.
+"""Salvage of damaged segments: find the intact records and write a new segment from them.
 
-The records are the truth. Each carries its topic, its seq and a digest, so those that are whole are found whatever
-happened around them; index, names and sums are made again from them. Nothing is made up: a record that does not
-agree with its digest is gone, and its seq is announced.
+Each record has its topic, its seq and a digest, so intact records are found whatever the damage around them. Index, names
+and sums are rebuilt from the records. A record that does not match its digest is lost, and its seq is announced.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from topics.engine.upkeep.loading import index_of_records
 
 @dataclass(slots=True)
 class Salvage:
-    """The whole records of a segment by row, and the rows that are or may be lost."""
+    """The intact records of a segment by row, and the rows that are or may be lost."""
 
     found: dict[int, tuple[int, int]]  # row → start and end in `data`
     data: bytes
-    whole: bool  # the records fill the file: nothing is missing between them
+    is_complete: bool  # the records are contiguous and fill the file
     deleted: Mask
     lost: list[int] = field(default_factory=list)
 
@@ -47,7 +46,7 @@ class Salvage:
 
 
 def file_or_nothing(disk: Disk, path: str) -> bytes:
-    """The file's bytes; none when it is missing or the device cannot read it."""
+    """The file's bytes; empty if it is missing or unreadable."""
     try:
         return read_file(disk, path)
     except OSError:
@@ -57,10 +56,10 @@ def file_or_nothing(disk: Disk, path: str) -> bytes:
 def find_records(
     data: bytes, start: int, topic_id: int, meta: SegmentMeta
 ) -> tuple[dict[int, tuple[int, int]], bool]:
-    """Every whole record of this topic and of these rows, and whether they lie back to back."""
+    """Find all intact records of this topic and segment. Also returns whether they are contiguous."""
     found: dict[int, tuple[int, int]] = {}
     needle = topic_id.to_bytes(8, "little")
-    at, whole = start, True
+    at, is_complete = start, True
     while at < len(data):
         end = _record_end(data, at, needle)
         if end:
@@ -69,17 +68,17 @@ def find_records(
                 found[row] = (at, end)
             at = end
             continue
-        whole = False
-        # A record names its topic 6 bytes after its start: the next place where that stands may be one.
-        named = data.find(needle, at + 7)
-        if named < 0:
+        is_complete = False
+        # The topic id is at byte 6 of a record: search for its next occurrence.
+        id_at = data.find(needle, at + 7)
+        if id_at < 0:
             break
-        at = named - 6
-    return found, whole
+        at = id_at - 6
+    return found, is_complete
 
 
 def _record_end(data: bytes, at: int, needle: bytes) -> int:
-    """Where the whole record that starts here ends, or 0."""
+    """End of the intact record that starts at `at`, or 0."""
     if data[at + 6 : at + 14] != needle or data[at + 4] != frames.APPEND:
         return 0
     end = at + 4 + int.from_bytes(data[at : at + 4], "little")
@@ -87,7 +86,7 @@ def _record_end(data: bytes, at: int, needle: bytes) -> int:
 
 
 def read_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Mask:
-    """Deleted rows as far as anything says so."""
+    """The rows that the readable part of .del marks as deleted."""
     if not meta.has_del:
         return np.zeros(meta.rows, dtype=np.bool_)
     return salvage_deleted(file_or_nothing(disk, segment_path(topic_dir, meta, "del")), meta)
@@ -95,22 +94,21 @@ def read_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Mask:
 
 def salvage_segment(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta) -> Salvage:
     data = file_or_nothing(disk, segment_path(topic_dir, meta, "data"))[: meta.data_bytes]
-    found, whole = find_records(data, HEADER_BYTES, topic_id, meta)
-    whole = whole and len(data) == meta.data_bytes
-    salvage = Salvage(found, data, whole, read_marks(disk, topic_dir, meta))
-    if not whole:
+    found, is_complete = find_records(data, HEADER_BYTES, topic_id, meta)
+    is_complete = is_complete and len(data) == meta.data_bytes
+    salvage = Salvage(found, data, is_complete, read_marks(disk, topic_dir, meta))
+    if not is_complete:
         rows = _trusted_rows(disk, topic_dir, meta, found)
-        there = np.ones(meta.rows, dtype=np.bool_) if rows is None else rows["length"] > 0
-        there[list(found)] = False
-        salvage.lost = np.flatnonzero(there & ~salvage.deleted).tolist()
+        missing = np.ones(meta.rows, dtype=np.bool_) if rows is None else rows["length"] > 0
+        missing[list(found)] = False
+        salvage.lost = np.flatnonzero(missing & ~salvage.deleted).tolist()
     return salvage
 
 
 def _trusted_rows(
     disk: Disk, topic_dir: str, meta: SegmentMeta, found: dict[int, tuple[int, int]]
 ) -> Rows | None:
-    """The index, when it agrees with its digest and is right about every record that was found: then it is believed
-    about the others."""
+    """The index if it matches its digest and every record that was found: then it is trusted for the lost ones."""
     try:
         rows = read_rows(disk, topic_dir, meta)
         digest = meta.idx_digest
@@ -135,15 +133,15 @@ def rewrite(
     generation: int,
     chain: bytes | None,
 ) -> SegmentMeta | None:
-    """The segment again from its whole and living records, as `generation`; None when none is left."""
-    picked = [place for row, place in sorted(salvage.found.items()) if not salvage.deleted[row]]
+    """Write a new generation of the segment with its intact, live records; None if there are none."""
+    picked = [span for row, span in sorted(salvage.found.items()) if not salvage.deleted[row]]
     if not picked:
         return None
     data = b"".join([salvage.data[start:end] for start, end in picked])
-    made = SegmentMeta(meta.first_seq, generation)  # hot, wherever it was
-    wanted = msgspec.structs.replace(made, rows=meta.rows, data_bytes=len(data))
+    made = SegmentMeta(meta.first_seq, generation)  # hot, even if the old one was cold
+    sized = msgspec.structs.replace(made, rows=meta.rows, data_bytes=len(data))
     path = segment_path(topic_dir, meta, "data")
-    content = index_of_records(path, data, 0, wanted, None, topic_id)
+    content = index_of_records(path, data, 0, sized, None, topic_id)
     content.rows["offset"][content.rows["length"] > 0] += HEADER_BYTES
     writer = SegmentWriter(disk, topic_dir, made)
     try:
@@ -162,4 +160,4 @@ def _chain_of(disk: Disk, topic_dir: str, meta: SegmentMeta) -> bytes:
     try:
         return read_sum(disk, topic_dir, meta.first_seq, meta.generation)[0].chain
     except (TopicsError, OSError):
-        return bytes(8)  # the .sum that knew it is gone
+        return bytes(8)  # unknown: it was in the lost .sum

@@ -1,8 +1,8 @@
-"""Checks every file of a shard and what they say about each other, without changing a byte.
+"""`topics verify`: check all files of a shard and their consistency, read-only.
 
-First each file by itself and against the others: digests, versions, numbering, references. Segments of the cold tier are
-looked at through a disk that shows both tiers (tiered.py). Then recovery itself, on an overlay, and every record of every topic through the reader that clients are served by: whatever the file
-checks do not know of, a start would meet here.
+First each file on its own and against the others: digests, versions, numbering, references. Segments in the cold tier are
+read through a disk that shows both tiers (tiered.py). Then a recovery on an overlay, which reads every record of every
+topic through the reader that serves clients, to find whatever the file checks miss.
 """
 
 from __future__ import annotations
@@ -82,36 +82,46 @@ REASONS = {"cap", "ttl", "crash", "corrupt", "mixed", "recreated"}
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """`kind` is damage, torn (unfinished when a crash came; nothing that was promised), extra (nothing needs it;
-    harmless), pending (a start will finish it) or unsupported (of a later version; not touched)."""
+    """One finding. `kind` is one of
+
+    - damage: bytes are wrong or missing
+    - torn: a write that a crash interrupted, and that was not acknowledged
+    - extra: a file that nothing needs; harmless
+    - pending: work that the next start will finish
+    - unsupported: a later format version; left alone
+    """
 
     kind: str
     path: str
     offset: int
     what: str
     topic: str = ""
-    first_seq: int = 0  # 0: no records are lost, or nobody can say which
+    first_seq: int = 0  # 0: no records are lost, or it is unknown which
     last_seq: int = 0
     records: int = 0
 
 
 @dataclass(slots=True)
 class ShardFiles:
-    """The state of a shard's files as far as it can be read; what a repair starts from."""
+    """Result of verifying a shard: the findings, and the readable state that a repair starts from."""
 
     findings: list[Finding] = field(default_factory=list)
-    snapshots: dict[int, tuple[ShardRow, list[TopicRow]]] = field(default_factory=dict)  # the sound ones
+    snapshots: dict[int, tuple[ShardRow, list[TopicRow]]] = field(default_factory=dict)  # intact snapshots
     bad_snapshots: list[int] = field(default_factory=list)
-    is_clean: bool = False  # the newest snapshot, sound or not, is that of a clean stop
-    is_sound: bool = False  # what was written to the log is there, synced or not, or has rotted
+    is_clean: bool = False  # the newest snapshot, intact or not, is from a clean stop
+    is_sound: bool = (
+        False  # no power failure or failed write since the log was written: missing entries are damage
+    )
     bad_intents: list[str] = field(default_factory=list)
-    bad_watch: str = ""  # the file of watch sessions, when it is damaged
+    bad_watch: str = ""  # path of the watch session file if it is damaged
     log: SalvagedLog = field(default_factory=lambda: SalvagedLog([]))
     bad_segments: dict[tuple[int, int, int], SegmentMeta] = field(
         default_factory=dict
     )  # topic, seq, generation
-    miscounted: dict[int, int] = field(default_factory=dict)  # topic → live records less the snapshot's count
-    opens: str = ""  # empty: as it should; else how a start would go
+    miscounted: dict[int, int] = field(
+        default_factory=dict
+    )  # topic → live records minus the snapshot's count
+    opens: str = ""  # how a start would go wrong; empty if it would not
     topics: int = 0
     records: int = 0
 
@@ -121,7 +131,7 @@ class ShardFiles:
 
     @property
     def older(self) -> tuple[ShardRow, list[TopicRow]]:
-        """The one before the newest. An even older one is only back after a power cut, and nothing of its is kept."""
+        """The snapshot before the newest. An even older one can only reappear after a power failure; its files are gone."""
         return self.snapshots[sorted(self.snapshots)[-2]]
 
     @property
@@ -141,7 +151,7 @@ class ShardFiles:
 def verify_shard(
     disk: Disk, clock: Clock, config: EngineConfig, shards: int, cold: SegmentStore | None = None
 ) -> Generator[str, None, ShardFiles]:
-    """Check one shard. Yields what it is looking at; the disk is only read. With a cold tier the disk shows both."""
+    """Check one shard without writing to the disk; yields progress texts. With a cold tier, `disk` shows both tiers."""
     view = OverlayDisk(disk)
     checker = _Checker(view, config, shards, cold)
     try:
@@ -155,6 +165,8 @@ def verify_shard(
 
 
 class _Checker:
+    """The checks of files, in order."""
+
     def __init__(
         self, disk: OverlayDisk, config: EngineConfig, shards: int, cold: SegmentStore | None
     ) -> None:
@@ -165,7 +177,7 @@ class _Checker:
         self._meta_dir = f"{config.shard_dir}/meta"
         self._wal_dir = f"{config.shard_dir}/wal"
         self.found = ShardFiles()
-        # Of transactions: files and the topics that these are of; how far commits are, by topic and id, as the log says.
+        # Transactions: files by topic; progress of commits according to the log, by topic and transaction id.
         self._staged_names: set[tuple[int, str]] = set()
         self._advanced: dict[tuple[int, int], int] = {}
 
@@ -187,14 +199,14 @@ class _Checker:
                 self._check_manifests(self._cold, row)
         yield "watch sessions"
         self._check_watch()
-        yield "files that nothing names"
+        yield "unreferenced files"
         self._check_older()
-        self._check_names()
+        self._check_unreferenced()
 
     # -- meta ----------------------------------------------------------------------------------------------
 
     def _check_intents(self) -> None:
-        """Apply what is pending to the overlay first: a patch that is half applied looks like rot."""
+        """Apply pending intents to the overlay first: a half-applied patch looks like corruption."""
         found = self.found
         while True:
             try:
@@ -211,12 +223,12 @@ class _Checker:
                 "pending",
                 path,
                 0,
-                f"an erase that a crash stopped; a start finishes its {len(patches)} writes",
+                f"an erase was interrupted by a crash; a start finishes its {len(patches)} writes",
             )
             apply_patches(self._disk, patches)
 
     def _drop_intent(self, path: str, offset: int, problem: str) -> None:
-        what = f"{problem}; what it was to overwrite may be half overwritten"
+        what = f"{problem}; the bytes it was to overwrite may be partly overwritten"
         self.found.add("damage", path, offset, what)
         self.found.bad_intents.append(path)
         self._disk.remove(path)
@@ -239,12 +251,12 @@ class _Checker:
             else:
                 found.snapshots[number] = shard_row, topic_rows
                 if shard_row.number != number:
-                    found.add("damage", path, HEADER_BYTES, f"says that it is number {shard_row.number}")
+                    found.add("damage", path, HEADER_BYTES, f"contains the number {shard_row.number}")
                 continue
             found.bad_snapshots.append(number)
 
     def _check_watch(self) -> None:
-        """Damage here costs no record: a server starts without the sessions, and clients make new ones."""
+        """Damage to watch sessions loses no records: a server starts without them, and clients create new ones."""
         path = f"{self._config.shard_dir}/{WATCH_NAME}"
         if not self._disk.exists(path):
             return
@@ -261,9 +273,7 @@ class _Checker:
         else:
             return
         self.found.bad_watch = path
-        self.found.add(
-            "extra", path, offset, f"{problem}; a start goes without the watch sessions from there on"
-        )
+        self.found.add("extra", path, offset, f"{problem}; a start ignores the watch sessions after that")
 
     def _check_log(self) -> None:
         found = self.found
@@ -276,7 +286,7 @@ class _Checker:
             return
         clean = newest is not None and newest[0].clean_lsn == found.base_lsn
         if newest is not None and max(found.bad_snapshots, default=0) > newest[0].number:
-            clean = False  # it was not the last one
+            clean = False  # a later snapshot existed
         found.is_clean = clean
         found.is_sound = self._disk_was_sound(files)
         found.log = LogWalk(files, found.base_lsn, applied, clean=clean, sound=found.is_sound).run()
@@ -287,21 +297,21 @@ class _Checker:
         self._check_older_log()
 
     def _disk_was_sound(self, files: list[LogFile]) -> bool:
-        """As recovery asks: no restart of the machine since the log was written, and no failed write or sync."""
+        """Whether the machine has not rebooted since the log was written, and no write or sync failed, as in recovery."""
         used = [file for file in files if file.scanned is not None and file.scanned.envelopes]
         boot_id = next((file.start.boot_id for file in reversed(used) if file.start is not None), "")
         number = used[-1].number if used else 0
         return boot_id == self._disk.boot_id() and not has_latch(self._disk, self._meta_dir, number)
 
     def _check_older_log(self) -> None:
-        """Two snapshots are kept with the log since the older, so that the newest one may rot."""
+        """Check the log since the older snapshot, which is kept in case the newest one is damaged."""
         found = self.found
         if len(found.snapshots) < 2 or found.log.damage:
             return
         older = found.older[0].base_lsn
         walked = LogWalk(found.log.files, older, older).run()
         for note in walked.damage:
-            what = f"{note.what}; only a start from the older snapshot would need them"
+            what = f"{note.what}; only a start from the older snapshot would need it"
             found.add("damage", note.path or self._wal_dir, note.offset, what)
 
     # -- rows ----------------------------------------------------------------------------------------------
@@ -317,32 +327,32 @@ class _Checker:
                 self.found.add("damage", path, HEADER_BYTES, problem, topic=row.name)
             for key in (row.id, row.name):
                 if key in seen:
-                    self.found.add("damage", path, HEADER_BYTES, f"{key} stands there twice", topic=row.name)
+                    self.found.add("damage", path, HEADER_BYTES, f"{key} is listed twice", topic=row.name)
                 seen.add(key)
 
     def _row_problems(self, row: TopicRow, shard: ShardRow) -> list[str]:
         problems: list[str] = []
         if row.id not in owned_ids(shard, self._config) or row.id >= shard.next_id:
-            problems.append(f"the topic's id {row.id} is none that this shard has")
+            problems.append(f"the topic's id {row.id} does not belong to this shard")
         if shard_of(row.name, self._shards) != self._config.shard:
             problems.append("the topic belongs to another shard")
         end = 0
         for meta in row.segments:
             if meta.first_seq < end:
-                problems.append(f"the segment at seq {meta.first_seq} overlaps the one before it")
+                problems.append(f"the segment at seq {meta.first_seq} overlaps the previous one")
             end = meta.first_seq + meta.rows
         if row.inline is not None:
             end = row.inline[0] + row.inline[1]
         if end > row.head + 1:
-            problems.append(f"the records go on to seq {end - 1}, the head is {row.head}")
+            problems.append(f"the last record is seq {end - 1}, but the head is {row.head}")
         if not 0 <= row.first_seq <= row.head + 1 or max(row.cap_lost, row.ttl_lost) > row.head:
-            problems.append("the floors lie past the head")
+            problems.append("the first seq or a loss floor is beyond the head")
         if any(
             first > last or last > row.head or reason not in REASONS for first, last, reason in row.losses
         ):
-            problems.append("a loss range does not lie within the topic")
+            problems.append("a loss range is invalid or beyond the head")
         if any(first < 1 or count < 1 or first + count - 1 > row.head for _, (first, count, _) in row.dedupe):
-            problems.append("an idempotency key stands for records that the topic does not have")
+            problems.append("an idempotency key refers to records that the topic does not have")
         return problems
 
     # -- segments ------------------------------------------------------------------------------------------
@@ -364,7 +374,7 @@ class _Checker:
         if meta.tier == COLD:
             if not self._check_cold(row, directory, meta):
                 return False
-            meta = msgspec.structs.replace(meta, tier=HOT)  # the disk shows it there
+            meta = msgspec.structs.replace(meta, tier=HOT)  # the disk shows both tiers as one
         try:
             faults = check_segment(self._disk, directory, row.id, meta, chain)
         except UnsupportedFormat as error:
@@ -376,24 +386,24 @@ class _Checker:
         for fault in faults:
             what = fault.what
             if fault.path.endswith(".del"):
-                what += "; records that were deleted may come back"
+                what += "; deleted records may reappear"
             found.add("damage", fault.path, fault.offset, what, topic=row.name)
         salvage = salvage_segment(self._disk, directory, row.id, meta)
         for first, last in salvage.lost_ranges(meta.first_seq):
             if last >= row.first_seq:
                 first = max(first, row.first_seq)
                 found.add(
-                    "damage", segment_path(directory, meta, "data"), self._place_of(directory, meta, first),
+                    "damage", segment_path(directory, meta, "data"), self._offset_of(directory, meta, first),
                     "records cannot be read", topic=row.name, first_seq=first, last_seq=last, records=last - first + 1,
                 )  # fmt: skip
         return False
 
     def _check_cold(self, row: TopicRow, directory: str, meta: SegmentMeta) -> bool:
-        """Whether the cold tier is there to be looked at; the copies that lie there are compared with the hot files."""
+        """Whether the records of a cold segment are accessible. Also compares its index files in both tiers."""
         if self._cold is None:
             path = segment_path(directory, meta, "data")
             if not self._disk.exists(path):
-                what = f"{path} is in the cold tier; say with --cold-dir where that is"
+                what = f"{path} is in the cold tier; pass its directory with --cold-dir"
                 self.found.add("unsupported", path, 0, what, topic=row.name)
             return self._disk.exists(path)
         for suffix in ("idx", "dict", "sum"):
@@ -406,7 +416,7 @@ class _Checker:
             except OSError:
                 same = False
             if not same:
-                what = "the copy in the cold tier is not what the hot tier has; a server does not need it"
+                what = "the copy in the cold tier differs from the hot tier; a server does not need it"
                 self.found.add("extra", path, 0, what, topic=row.name)
         return True
 
@@ -416,39 +426,39 @@ class _Checker:
         except OSError as error:
             problems = [(self._topic_dir(row.id), str(error))]
         for path, what in problems:
-            self.found.add("extra", path, 0, f"{what}; jobs go by it, a server does not", topic=row.name)
+            self.found.add("extra", path, 0, f"{what}; only jobs need it, not a server", topic=row.name)
 
-    def _place_of(self, directory: str, meta: SegmentMeta, seq: int) -> int:
+    def _offset_of(self, directory: str, meta: SegmentMeta, seq: int) -> int:
         try:
             return int(read_rows(self._disk, directory, meta)["offset"][seq - meta.first_seq])
         except (TopicsError, OSError):
             return 0
 
     def _check_count(self, row: TopicRow) -> None:
-        """A mark of a deleted record has no digest; how many there must be is known from the count."""
+        """Compare the number of live records with the snapshot's count: version 1 deletion marks have no digests."""
         if row.may_expire or row.config.ttl_ms or row.ram_ranges or self._deletes(row):
-            return  # time and later deletes leave marks before the next snapshot counts them
+            return  # expired and deleted records may be marked before the next snapshot counts them
         live = 0
         for meta in row.segments:
-            there = (read_rows(self._disk, self._topic_dir(row.id), meta)["length"] > 0) & ~read_marks(
+            is_live = (read_rows(self._disk, self._topic_dir(row.id), meta)["length"] > 0) & ~read_marks(
                 self._disk, self._topic_dir(row.id), meta
             )
-            there[: max(0, row.first_seq - meta.first_seq)] = False
-            live += int(np.count_nonzero(there))
+            is_live[: max(0, row.first_seq - meta.first_seq)] = False
+            live += int(np.count_nonzero(is_live))
         if live == row.count:
             return
         marked = next((meta for meta in row.segments if meta.has_del), row.segments[0])
         path = segment_path(self._topic_dir(row.id), marked, "del" if marked.has_del else "idx")
         self.found.miscounted[row.id] = live - row.count
         what = (
-            f"{live - row.count} records more than there were: deleted ones have come back"
+            f"{live - row.count} records too many: deleted ones have reappeared"
             if live > row.count
-            else f"{row.count - live} records fewer than there were: they are marked as deleted and were not"
+            else f"{row.count - live} records too few: they are marked as deleted but were not"
         )
         self.found.add("damage", path, HEADER_BYTES, what, topic=row.name, records=abs(live - row.count))
 
     def _deletes(self, row: TopicRow) -> bool:
-        """Whether the log has anything for this topic but records, past what the snapshot holds."""
+        """Whether the log has entries other than appends for this topic after the snapshot."""
         for entry in self.found.log.entries:
             if entry.lsn > row.applied_lsn:
                 headers = _headers(entry.body)
@@ -456,24 +466,24 @@ class _Checker:
                     return True
         return False
 
-    # -- names ---------------------------------------------------------------------------------------------
+    # -- references ----------------------------------------------------------------------------------------
 
-    def _named(self, rows: list[TopicRow]) -> dict[tuple[int, int, int], tuple[TopicRow, SegmentMeta]]:
+    def _referenced(self, rows: list[TopicRow]) -> dict[tuple[int, int, int], tuple[TopicRow, SegmentMeta]]:
         return {
             (row.id, meta.first_seq, meta.generation): (row, meta) for row in rows for meta in row.segments
         }
 
     def _check_older(self) -> None:
-        """Segments that only the older snapshot names."""
+        """Check segments that only the older snapshot refers to."""
         found = self.found
         if len(found.snapshots) < 2:
             return
-        known = self._named(found.snapshots[max(found.snapshots)][1])
-        for key, (row, meta) in self._named(found.older[1]).items():
+        known = self._referenced(found.snapshots[max(found.snapshots)][1])
+        for key, (row, meta) in self._referenced(found.older[1]).items():
             if key not in known and self._disk.exists(self._topic_dir(row.id)):
                 path = segment_path(self._topic_dir(row.id), meta, "data")
                 if meta.tier == COLD and (self._cold is None or not self._disk.exists(path)):
-                    continue  # an erase removes the old generation at once; the log has the swap
+                    continue  # an erase removes the old generation immediately; the log has the swap
                 try:
                     meta = msgspec.structs.replace(meta, tier=HOT)
                     faults = check_segment(self._disk, self._topic_dir(row.id), row.id, meta, None)
@@ -484,16 +494,17 @@ class _Checker:
                     what = f"{fault.what}; only a start from the older snapshot would need it"
                     found.add("damage", fault.path, fault.offset, what, topic=row.name)
 
-    def _check_names(self) -> None:
-        named: set[tuple[int, str]] = set()
+    def _check_unreferenced(self) -> None:
+        """Find files that no snapshot and no log entry refers to."""
+        referenced: set[tuple[int, str]] = set()
         ids: set[int] = set()
         for _, rows in self.found.snapshots.values():
-            for topic, first, generation in self._named(rows):
-                named.add((topic, segment_name(first, generation)))
+            for topic, first, generation in self._referenced(rows):
+                referenced.add((topic, segment_name(first, generation)))
             ids |= {row.id for row in rows}
             for row in rows:
                 names = (row.merges or NO_MERGES).retired_names
-                named |= {(row.id, segment_name(first, generation)) for first, generation in names}
+                referenced |= {(row.id, segment_name(first, generation)) for first, generation in names}
         swapped, made = self._from_log()
         for _, rows in self.found.snapshots.values():
             self._staged_names |= staged_names(rows)
@@ -510,7 +521,7 @@ class _Checker:
             except ValueError:
                 continue
             if topic in own:
-                self._check_directory(name, topic, named | swapped, known=topic in ids | made)
+                self._check_directory(name, topic, referenced | swapped, known=topic in ids | made)
         for directory, ours in (
             (self._meta_dir, ("snap-", "intent-", LATCH_FILE)),
             (self._wal_dir, ("wal-",)),
@@ -520,20 +531,24 @@ class _Checker:
                 if not name.startswith(ours) or name.endswith(TEMP_SUFFIX):
                     self.found.add("extra", f"{directory}/{name}", 0, "nothing needs this file")
 
-    def _check_directory(self, name: str, topic: int, named: set[tuple[int, str]], *, known: bool) -> None:
+    def _check_directory(
+        self, name: str, topic: int, referenced: set[tuple[int, str]], *, known: bool
+    ) -> None:
         directory = f"{self._config.topics_dir}/{name}"
         if not known or name.endswith(".deleted"):
-            self.found.add("extra", directory, 0, "no snapshot and no log entry knows this topic")
+            self.found.add("extra", directory, 0, "no snapshot or log entry refers to this topic")
             return
         for file in self._disk.list(directory):
             parsed = parse_segment_name(file)
             if (topic, file) in self._staged_names:
                 continue
-            if parsed is None or (topic, segment_name(parsed[0], parsed[1])) not in named:
-                self.found.add("extra", f"{directory}/{file}", 0, "no snapshot names this file")
+            if parsed is None or (topic, segment_name(parsed[0], parsed[1])) not in referenced:
+                self.found.add(
+                    "extra", f"{directory}/{file}", 0, "no snapshot or log entry refers to this file"
+                )
 
     def _from_log(self) -> tuple[set[tuple[int, str]], set[int]]:
-        """Segments that the log swapped in, which no snapshot names yet, and topics that it made."""
+        """Segments that the log has swapped in since the snapshots, and topics that it has created."""
         swapped: set[tuple[int, str]] = set()
         made: set[int] = set()
         for entry in self.found.log.entries:
@@ -558,7 +573,8 @@ class _Checker:
 
 
 def owned_ids(head: ShardRow | None, config: EngineConfig) -> OwnedIds:
-    """Which topics are the shard's. Without a snapshot only the first layout shows it: later ones have adopted some."""
+    """The topic ids that belong to the shard. Without a snapshot they are only known in the first layout: later ones
+    also have adopted topics."""
     if head is not None:
         return OwnedIds(config.shard, head.first_id, head.adopted, head.others)
     is_first = generation_of(config.shard_dir.partition("/")[0]) == 1
@@ -571,7 +587,7 @@ def _headers(body: bytes) -> np.ndarray[tuple[int], np.dtype[np.void]]:
 
 
 def expected_chain(before: SegmentMeta | None, meta: SegmentMeta) -> bytes | None:
-    """What a segment's .sum must name as the one before it; None when that one is gone."""
+    """The digest of the previous segment that a segment's .sum must contain; None if there is no previous segment."""
     if before is None or not before.link or before.first_seq + before.rows != meta.first_seq:
         return None
     return before.link
@@ -582,7 +598,7 @@ def expected_chain(before: SegmentMeta | None, meta: SegmentMeta) -> bytes | Non
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something about one file of a segment that is not as it was written."""
+    """Damage to one file of a segment."""
 
     path: str
     offset: int
@@ -592,7 +608,7 @@ class Fault:
 def check_segment(
     disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta, chain: bytes | None
 ) -> list[Fault]:
-    """Everything that can be known to be wrong with a segment. UnsupportedFormat when it is of a later version."""
+    """All damage to a segment. Raises UnsupportedFormat for a later format version."""
     _check_versions(disk, topic_dir, meta)
     faults = [Fault(p.path, p.offset, p.what) for p in verify(disk, topic_dir, meta, chain)]
     faults += _check_marks(disk, topic_dir, meta)
@@ -602,19 +618,19 @@ def check_segment(
 
 
 def _check_versions(disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
-    """A later version is told from rot by the digests: where those vouch for this version, it was this one."""
+    """Raise UnsupportedFormat for a file of a later version. If digests show that this version wrote it, it is corrupt."""
     try:
-        vouched = meta.sealed and bool(read_sum(disk, topic_dir, meta.first_seq, meta.generation))
+        has_sum = meta.sealed and bool(read_sum(disk, topic_dir, meta.first_seq, meta.generation))
     except (Corrupt, OSError):
-        vouched = False
+        has_sum = False
     problems = verify(disk, topic_dir, msgspec.structs.replace(meta, sealed=False), None)
     for problem in problems:
-        if vouched and not problem.path.endswith(".del"):
+        if has_sum and not problem.path.endswith(".del"):
             continue
         if meta.idx_digest and problem.path.endswith((".idx", ".dict")):
             continue
         if meta.del_bytes and problem.path.endswith(".del"):
-            continue  # of the version that the snapshot knows
+            continue  # the snapshot shows that this version wrote it
         head = file_or_nothing(disk, problem.path)[:12]
         version = int.from_bytes(head[8:12], "little")
         latest = DEL_VERSION if problem.path.endswith(".del") else VERSION
@@ -624,11 +640,11 @@ def _check_versions(disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
 
 def _check_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> list[Fault]:
     if not meta.has_del or meta.del_bytes:
-        return []  # marks of version 2 have digests
+        return []  # version 2 marks have digests
     path = segment_path(topic_dir, meta, "del")
     data = file_or_nothing(disk, path)
     if not data.startswith(header(DEL_MAGIC)):
-        return []  # reported with the other headers, or of version 2
+        return []  # a bad header, which is reported elsewhere, or version 2
     marks = np.frombuffer(data, dtype=np.uint8)[HEADER_BYTES : HEADER_BYTES + meta.rows]
     odd = np.flatnonzero(marks > 1)
     if not len(odd):
@@ -638,16 +654,16 @@ def _check_marks(disk: Disk, topic_dir: str, meta: SegmentMeta) -> list[Fault]:
 
 
 def _check_open(disk: Disk, topic_dir: str, topic_id: int, meta: SegmentMeta) -> list[Fault]:
-    """A segment that still grows has no digests; its records have, and everything else must follow from them."""
+    """Check an open segment, which has no .sum: its records have digests, and the index must match them."""
     salvage = salvage_segment(disk, topic_dir, topic_id, meta)
     path = segment_path(topic_dir, meta, "data")
-    if not salvage.whole:
+    if not salvage.is_complete:
         at = HEADER_BYTES
         for start, end in sorted(salvage.found.values()):
             if start != at:
                 break
             at = end
-        return [Fault(path, at, "a record does not agree with its digest")]
+        return [Fault(path, at, "a record does not match its digest")]
     try:
         rows = read_rows(disk, topic_dir, meta)
         tags, nodes, expiries = read_dict(disk, topic_dir, meta)
@@ -669,7 +685,9 @@ def _compare(topic_dir: str, meta: SegmentMeta, stored: SegmentIndex, made: Segm
             offset = HEADER_BYTES + 32 * int(wrong[0])
             return [
                 Fault(
-                    idx, offset, f"the {column} of seq {meta.first_seq + int(wrong[0])} is not its record's"
+                    idx,
+                    offset,
+                    f"the {column} of seq {meta.first_seq + int(wrong[0])} does not match its record",
                 )
             ]
     for column, old, new in (("tag", stored.tags, made.tags), ("node", stored.nodes, made.nodes)):
@@ -682,11 +700,13 @@ def _compare(topic_dir: str, meta: SegmentMeta, stored: SegmentIndex, made: Segm
                 where = names if name is not None and right else idx
                 offset = 0 if where is names else HEADER_BYTES + 32 * row
                 return [
-                    Fault(where, offset, f"the {column} of seq {meta.first_seq + row} is not its record's")
+                    Fault(
+                        where, offset, f"the {column} of seq {meta.first_seq + row} does not match its record"
+                    )
                 ]
     kept = {(int(e["row"]), int(e["time"])) for e in stored.expiries}
     if kept != {(int(e["row"]), int(e["time"])) for e in made.expiries}:
-        return [Fault(names, 0, "the times at which records end are not those of the records")]
+        return [Fault(names, 0, "the expiry times do not match the records")]
     return []
 
 
@@ -694,7 +714,7 @@ def _compare(topic_dir: str, meta: SegmentMeta, stored: SegmentIndex, made: Segm
 
 
 def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]]:
-    """Path and problem, for each file of the topic that is not as it should be."""
+    """Path and problem of each damaged, missing or unknown file among a topic's files in the cold tier."""
     keys = store.list(f"{directory}/")
     names = {key.rpartition("/")[2] for key in keys}
     problems: list[tuple[str, str]] = []
@@ -708,7 +728,7 @@ def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]
             elif pinned_id(name) is not None:
                 decode_pin(path, read_whole(store, path, SMALL_BYTES_MAX))
             elif not is_of_manifests(name) and parse_segment_name(name) is None:
-                problems.append((path, "is no file of topics"))
+                problems.append((path, "is not a file of topics"))
         except (TopicsError, OSError) as error:
             problems.append((path, str(error)))
     for number, manifest in manifests.items():
@@ -718,7 +738,7 @@ def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]
         try:
             current = decode_current(path, read_whole(store, path, SMALL_BYTES_MAX))
             if current not in manifests:
-                problems.append((path, f"names {manifest_name(current)}, which is not there or damaged"))
+                problems.append((path, f"refers to {manifest_name(current)}, which is missing or damaged"))
             else:
                 problems += _missing_files(directory, names, manifests[current])
         except (TopicsError, OSError) as error:
@@ -730,7 +750,7 @@ def _check_manifest(
     store: SegmentStore, directory: str, names: set[str], number: int, manifest: Manifest
 ) -> list[tuple[str, str]]:
     if manifest.number != number:
-        return [(f"{directory}/{manifest_name(number)}", f"says that it is number {manifest.number}")]
+        return [(f"{directory}/{manifest_name(number)}", f"contains the number {manifest.number}")]
     path = f"{directory}/{dead_name(number)}"
     if dead_name(number) not in names:
         return []
@@ -743,7 +763,7 @@ def _check_manifest(
 
 def _missing_files(directory: str, names: set[str], manifest: Manifest) -> list[tuple[str, str]]:
     return [
-        (f"{directory}/{name}", f"{manifest_name(manifest.number)} lists it, and it is missing")
+        (f"{directory}/{name}", f"is listed in {manifest_name(manifest.number)} but missing")
         for segment in manifest.segments
         for name in (f"{segment.name}.{suffix}" for suffix in ("data", "idx", "sum"))
         if name not in names
@@ -754,7 +774,7 @@ def _missing_files(directory: str, names: set[str], manifest: Manifest) -> list[
 
 
 def staged_names(rows: list[TopicRow]) -> set[tuple[int, str]]:
-    """Topic and name of each file that these rows know. What is torn at the end of one was never promised."""
+    """Topic and file name of each transaction in these rows. A torn end of such a file was never acknowledged."""
     return {
         (row.id, file_name(one.opened.txn, one.opened.number))
         for row in rows
@@ -766,8 +786,11 @@ def staged_names(rows: list[TopicRow]) -> set[tuple[int, str]]:
 def decided_faults(
     disk: Disk, topics_dir: str, row: TopicRow, advanced: dict[tuple[int, int], int]
 ) -> Iterator[tuple[str, int, str, int]]:
-    """Path, offset, what is wrong and how many records that concerns: of a commit that is decided all that is not in the log yet
-    must be there. A file that is gone has served its purpose since the snapshot. `advanced`: how far it is by the log."""
+    """Damage to the files of decided commits: path, offset, problem and number of records affected.
+
+    Everything that a commit has not appended yet must be readable. If the file is gone, the commit has finished since the
+    snapshot. `advanced`: progress of commits according to the log.
+    """
     for one in row.transactions.opened if row.transactions is not None else ():
         decision = one.decision
         path = f"{topics_dir}/{row.id:016x}/{file_name(one.opened.txn, one.opened.number)}"
@@ -775,28 +798,28 @@ def decided_faults(
             continue
         order = read_decision(disk, path, decision.offset)
         if order is None:
-            what = "it cannot be read what a commit that is decided is to append"
+            what = "the list of chunks of a decided commit cannot be read"
             yield path, decision.offset, what, decision.records - decision.count
             continue
         done = max(decision.done, advanced.get((row.id, one.opened.txn), 0))
         for placed in order[done:]:
             if read_chunks(disk, path, [placed]) == [None]:
-                what = "a chunk of a commit that is decided has rotted; it will be announced as lost"
+                what = "a chunk of a decided commit is corrupt; its records will be announced as lost"
                 yield path, placed[0], what, placed[2]
 
 
-# ── A start that changes nothing ──────────────────────────────────────────────────────
+# ── Trial start ───────────────────────────────────────────────────────────────────────
 
 
 def _dry_run(
     disk: OverlayDisk, clock: Clock, config: EngineConfig, found: ShardFiles
 ) -> Generator[str, None, None]:
     yield "a trial start"
-    engine = Engine(disk, clock, quiet(config))
+    engine = Engine(disk, clock, read_only_config(config))
     try:
         for _ in engine.recover_steps():
             pass
-        engine.stop_transactions()  # what is decided is carried out by a server
+        engine.stop_transactions()  # a server finishes decided commits
         if engine.shard.read_only is not None:
             found.opens = f"read-only: {engine.shard.read_only}"
         yield from read_everything(engine, found)
@@ -804,18 +827,18 @@ def _dry_run(
     except (TopicsError, OSError) as error:
         found.opens = f"not at all: {error}"
     except AssertionError as error:
-        found.add("damage", config.shard_dir, 0, f"after a trial start the counts do not add up: {error}")
+        found.add("damage", config.shard_dir, 0, f"the counts are inconsistent after a trial start: {error}")
     finally:
         disk.close_all()
     if found.opens and not found.damage:
-        found.add("damage", config.shard_dir, 0, f"a start would go {found.opens}")
+        found.add("damage", config.shard_dir, 0, f"a server would start it {found.opens}")
     if not found.damage:
         for problem in [*engine.report.corrupt, *engine.report.rebuilt]:
             found.add("damage", config.shard_dir, 0, problem)
 
 
 def read_everything(engine: Engine, found: ShardFiles) -> Generator[str, None, None]:
-    """Every record of every topic, as clients get them. What cannot be read becomes a loss in the engine."""
+    """Read every record of every topic as clients do. Unreadable records become losses in the engine."""
     known = {finding.topic for finding in found.damage}
     for name, log in list(engine.shard.published.items()):
         yield f"records of {name}"
@@ -824,7 +847,7 @@ def read_everything(engine: Engine, found: ShardFiles) -> Generator[str, None, N
         try:
             found.records += _read_topic(engine, log)
         except ShardReadOnly:
-            pass  # without the end of its log it does not say that there is nothing in a topic
+            pass  # without the end of its log the shard does not report a topic as empty
         except Corrupt as error:
             found.add("damage", error.path, error.offset, error.problem, topic=name)
         for first, last, reason in log.view.losses:
@@ -846,7 +869,7 @@ def read_everything(engine: Engine, found: ShardFiles) -> Generator[str, None, N
 def _read_topic(engine: Engine, log: TopicLog) -> int:
     count, cursor = 0, 0
     while True:
-        page = ask(engine, cmd.Diff(log.name, cursor, limit=1000, max_bytes=8 << 20, touch=False))
+        page = execute(engine, cmd.Diff(log.name, cursor, limit=1000, max_bytes=8 << 20, touch=False))
         assert isinstance(page, cmd.Page)
         _check_page(log, page)
         count += len(page.seqs)
@@ -856,23 +879,29 @@ def _read_topic(engine: Engine, log: TopicLog) -> int:
 
 
 def _check_page(log: TopicLog, page: cmd.Page) -> None:
-    """The index must have led to the very records that it names."""
+    """Check that the index led to the right records."""
     for i, seq in enumerate(page.seqs):
         buffer = page.frames[int(page.which[i]) if page.which is not None else 0]
         start = int(page.starts[i])
         _, kind, flags, topic, frame_seq, ts, node_len, tag_len, _ = frames.HEADER.unpack_from(buffer, start)
         at = start + frames.HEADER_BYTES + node_len
         tag = bytes(buffer[at : at + tag_len]) if flags & frames.HAS_TAG else None
-        told = page.tags[i] if page.tags is not None else None
-        if (kind, topic, frame_seq, ts, tag) != (frames.APPEND, log.id, seq, int(page.timestamps[i]), told):
-            raise Corrupt(f"topic {log.name}", 0, f"the index of seq {seq} leads to another record")
+        expected_tag = page.tags[i] if page.tags is not None else None
+        if (kind, topic, frame_seq, ts, tag) != (
+            frames.APPEND,
+            log.id,
+            seq,
+            int(page.timestamps[i]),
+            expected_tag,
+        ):
+            raise Corrupt(f"topic {log.name}", 0, f"the index of seq {seq} points to a different record")
 
 
-def ask(engine: Engine, command: cmd.Command) -> object:
-    """One command, its jobs, its answer."""
+def execute(engine: Engine, command: cmd.Command) -> object:
+    """Execute one command with its jobs; returns the reply."""
     replies: list[object] = []
     queue = [engine.turn([(0, command)])]
-    while queue or not replies:  # a topic is loaded a share each turn
+    while queue or not replies:  # each turn loads only part of a topic
         outcome = queue.pop() if queue else engine.turn([])
         replies += [reply for _, reply in outcome.replies]
         for job in outcome.jobs:
@@ -884,8 +913,8 @@ def ask(engine: Engine, command: cmd.Command) -> object:
     return reply
 
 
-def quiet(config: EngineConfig) -> EngineConfig:
-    """For an engine that only looks: no checkpoint by time or size, no rewriting, small log files."""
+def read_only_config(config: EngineConfig) -> EngineConfig:
+    """Config of an engine that only reads: no automatic checkpoints, no compaction, small log files."""
     return msgspec.structs.replace(
         config,
         wal_file_bytes=MIB,

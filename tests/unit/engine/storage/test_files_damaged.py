@@ -97,7 +97,7 @@ def inspected(path: Path, what: str) -> None:
     is_file = what not in {"a directory", "a link to nothing", "a link to itself"}
     assert done.returncode == (1 if is_file else 3), done
     assert path.name in done.stdout + done.stderr
-    assert "is no file of topics" not in done.stdout
+    assert "is not a file of topics" not in done.stdout
 
 
 def context(path: Path, what: str) -> None:
