@@ -1,1 +1,1 @@
-"""Consumers and queues: selection and leases, claims, settling, administration, dead letters."""
+"""Consumers and queues: record selection and leases, claims, settling, administration, dead letters."""

@@ -1,6 +1,6 @@
-"""Named consumers: made, changed, looked at, paused, moved to another place, and gone.
+"""Administration of named consumers: create, change, get, list, pause, reset, drop.
 
-What they are and where they stand is logged and synced, whatever the topic's class, as a topic's config is.
+Like a topic's config, a consumer's config and position are logged and synced in every durability class.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from topics.engine.topic.consumer import (
 )
 from topics.engine.topic.log import Op, TopicLog
 
-CONFIG_BYTES = 32 * limits.KIB  # more than any config of a consumer
-SCANNED_PER_SLICE = 256  # records or tags, by a command that looks at many
-STATE_COST = 20  # of telling how a consumer stands, in microseconds or so
+CONFIG_BYTES = 32 * limits.KIB  # upper bound of a consumer's config
+SCANNED_PER_SLICE = 256  # records or tags that a command scans at a time
+STATE_COST = 20  # cost of building a consumer's state, in microseconds
 
 
 class Consumers(Settling):
@@ -61,7 +61,7 @@ class Consumers(Settling):
         self.long.start(token, command, log, self._put_steps(token, command, log))
 
     def _put_steps(self, token: object, command: con.PutConsumer, log: TopicLog) -> Work:
-        """Look at what it begins with, make or change it at once, and answer when it is known how much is before it."""
+        """Find the start position, create or change the consumer, and reply once its lag is counted."""
         name, config = command.consumer, command.config
         known = _named(log, name)
         if known is not None and known.config == config:
@@ -86,7 +86,7 @@ class Consumers(Settling):
                 initial_seqs = yield from self._remaining_initial(log, known, config)
                 cursor = known.cursor
             if changes == (log.consumers.changes if log.consumers is not None else 0):
-                break  # while it looked, no other was made, changed or dropped
+                break  # no consumer was created, changed or dropped during the scan
         self._check_writable()
         self.reserve(CONFIG_BYTES + len(initial_seqs) * RANGE_BYTES)
         created_ms = self.now_ms if known is None else known.created_ms
@@ -102,7 +102,7 @@ class Consumers(Settling):
     def _answer_change(
         self, token: object, log: TopicLog, consumer: Consumer, *, created: bool = False
     ) -> Work:
-        """A change of a consumer was logged. It is synced at once, and answered when it is known how it stands."""
+        """Reply to a logged change of a consumer: the change is synced now, the reply waits until the lag is counted."""
         if self.is_behind(log, consumer):
             self.add_op(Op(log, sync=True))
             yield 0
@@ -112,7 +112,7 @@ class Consumers(Settling):
         self.add_op(Op(log, token, state, sync=True))
 
     def _wait_caught_up(self, log: TopicLog, consumer: Consumer) -> Work:
-        """Until the consumer is not behind; see `is_behind`. It is not after the last slice: there is no turn in between."""
+        """Work until the consumer is no longer behind (see `is_behind`); no turn passes after the last slice."""
         while not consumer.dropped and self.is_behind(log, consumer):
             took = self.catch_up(log, consumer)
             if self.is_behind(log, consumer):
@@ -121,7 +121,7 @@ class Consumers(Settling):
             raise ConsumerNotFound(log.name, consumer.name)
 
     def store_consumer(self, log: TopicLog, stored: ConsumerStored) -> Consumer:
-        """Make or change a consumer, live or in replay."""
+        """Create or change a consumer, live or in replay."""
         if log.consumers is None:
             log.consumers = TopicConsumers()
         log.consumers.changes += 1
@@ -148,7 +148,7 @@ class Consumers(Settling):
                 raise InvalidRequest("a topic cannot be the dead letter topic of its own consumer")
 
     def _check_overlap(self, log: TopicLog, name: str, config: ConsumerConfig) -> Work:
-        """A record of a work queue is for one consumer. What overlaps since before that was checked may stay so."""
+        """In a work queue each record is for one consumer, so filters must not overlap. Existing overlaps are kept."""
         if log.config.type == "queue":
             raise ConsumerOverlap(log.name, con.QUEUE, name)
         if log.consumers is not None:
@@ -159,7 +159,7 @@ class Consumers(Settling):
     def _start_position(
         self, log: TopicLog, config: ConsumerConfig
     ) -> Generator[int, None, tuple[int, list[int]]]:
-        """Where a new consumer stands: its cursor, and records below it that it gets first."""
+        """The cursor of a new consumer, and records below it to deliver first."""
         end = log.view.head + 1
         if config.deliver == "new":
             return end, []
@@ -177,7 +177,7 @@ class Consumers(Settling):
         return (yield from self._last_matching(log, tag_filter, end)), []
 
     def _last_matching(self, log: TopicLog, tag_filter: TagFilter, end: int) -> Generator[int, None, int]:
-        """The last record below `end` that a filter leaves; `end`, if there is none."""
+        """The last matching record below `end`; `end` if there is none."""
         at = end
         while (span := log.span_before(at, SCANNED_PER_SLICE)) is not None:
             chunk, first, stop = span
@@ -192,12 +192,12 @@ class Consumers(Settling):
     def _last_per_tag(
         self, log: TopicLog, tag_filter: TagFilter | None, end: int
     ) -> Generator[int, None, list[int]]:
-        """The last record of each tag that a filter leaves, ascending. Of a tag that has got one since, that one is enough."""
+        """The last record of each matching tag, ascending. For a tag with a record above `end`, that one is enough."""
         tags, first = log.tags, 1
         lasts: dict[bytes, int] = {}
         unsure: list[bytes] = []
         while first < len(tags.strings.names) or unsure:
-            if tags is not log.tags:  # loaded anew: ids are others
+            if tags is not log.tags:  # the topic was reloaded: ids have changed
                 tags, first, lasts = log.tags, 1, {}
             names = unsure[-SCANNED_PER_SLICE:]
             if names:
@@ -216,14 +216,14 @@ class Consumers(Settling):
                 )
             yield SCANNED_PER_SLICE * (tag_filter.cost if tag_filter is not None else 1) + 2 * len(names)
             if first >= len(tags.strings.names) and not unsure:
-                # Some may have been deleted meanwhile, and then another is the last of its tag.
+                # Check tags again whose last record was deleted in the meantime.
                 unsure = [name for name, seq in lasts.items() if seq and not log.is_live(seq)]
         return sorted(seq for seq in lasts.values() if 0 < seq < end)
 
     def _remaining_initial(
         self, log: TopicLog, known: Consumer, config: ConsumerConfig
     ) -> Generator[int, None, list[int]]:
-        """What is left for a consumer of the records that it gets first, if it has this config."""
+        """The consumer's initial records that still match with this config."""
         tag_filter, initial_seqs = filter_of(config), known.initial_seqs
         if tag_filter is None or not initial_seqs:
             return initial_seqs
@@ -259,7 +259,7 @@ class Consumers(Settling):
         self.add_op(op)
 
     def remove_consumer(self, log: TopicLog, consumer: Consumer) -> None:
-        """Live or in replay."""
+        """Remove a consumer, live or in replay."""
         assert log.consumers is not None
         consumer.dropped = True
         self.idle.pop(consumer.idle_number, None)
@@ -331,13 +331,13 @@ class Consumers(Settling):
         )
 
     def lag_ms(self, log: TopicLog, consumer: Consumer, now_ms: int) -> int:
-        """The age of the oldest record that the consumer wants and that was never handed out."""
+        """The age of the oldest undelivered record of the consumer."""
         oldest = self._next_live(
             log, consumer, consumer.initial_seqs[0] if consumer.initial_seqs else consumer.cursor
         )
         return max(0, now_ms - oldest[0].ts_at(oldest[1])) if oldest is not None else 0
 
-    # -- moving and pausing --------------------------------------------------------------------------------
+    # -- pause and reset -----------------------------------------------------------------------------------
 
     def _pause_consumer(self, token: object, command: con.PauseConsumer) -> None:
         self._check_writable()
@@ -369,7 +369,7 @@ class Consumers(Settling):
     def _reset_steps(
         self, token: object, command: con.ResetConsumer, log: TopicLog, consumer: Consumer
     ) -> Work:
-        """Count what it passes by or gets again while its cursor stays where it is, then move it at once."""
+        """Count the records that the reset skips or redelivers while the cursor is locked, then move it."""
         assert log.consumers is not None
         yield from self._wait_caught_up(log, consumer)
         count: MatchCount | None = None
@@ -383,7 +383,7 @@ class Consumers(Settling):
                     self._end_count(log, count)
                     count = MatchCount(consumer.filter, low, high)
                     log.consumers.recounts.append(count)
-                count.stop = max(count.stop, high)  # the end goes on
+                count.stop = max(count.stop, high)  # the head may have moved
                 took, share = 1, slice_budget(progress)
                 while not count.is_done and took < share:
                     took += count.count_block(log)
@@ -433,7 +433,7 @@ class Consumers(Settling):
         if count is not None and log.consumers is not None:
             log.consumers.recounts.remove(count)
 
-    # -- consumers that go by themselves -------------------------------------------------------------------
+    # -- inactive consumers --------------------------------------------------------------------------------
 
     def end_idle_consumers(self) -> None:
         timers = self.idle_timers
@@ -452,7 +452,7 @@ class Consumers(Settling):
                 self.upkeep_now(log)
                 self._end_consumer(log, consumer, None, None)
             else:
-                consumer.active_ms = self.now_ms  # the disk is full: later
+                consumer.active_ms = self.now_ms  # the disk is full: try again later
                 self._set_idle_timer(log, consumer)
 
 

@@ -1,10 +1,10 @@
-"""Claims, and those that wait.
+"""Claims and waiting claims.
 
-A claim is decided on staged state and hands out what is published. Its answer waits for no sync: what a crash could undo of
-it is the lease, and then the record is handed out again.
+A claim is decided on staged state and delivers published records. Its reply waits for no sync: a crash can only undo the
+lease, and then the record is redelivered.
 
-Claims that find nothing may be parked. They are looked at again when records are published, settled or given back, when
-time makes something ready, and, where claims are gathered (`claim_jitter_ms`), when their window closes.
+Claims that find nothing may be parked. They are checked again when records are published, settled or returned, when a lease
+or delay ends, and, with `claim_jitter_ms`, when their window closes.
 """
 
 from __future__ import annotations
@@ -43,36 +43,32 @@ from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.topic.consumer import FORGOTTEN, READY, TIMEOUTS_PER_SLICE, Consumer, Event, PruneRequest
 from topics.engine.topic.log import Op, TopicLog
 
-STALE_TIMERS_MAX = 64  # so few outdated timers are kept, however few are current
-SEND_RETRY_MS = 50  # until a claim whose answer cannot be sent yet is looked at again
-WAKE_COST = 4096  # of an answer, beside its records
-CATCH_UP_COST = (
-    128 * limits.KIB
-)  # of a slice of what a consumer is behind with: as much as of a topic at a time
+STALE_TIMERS_MAX = 64  # stale timers always tolerated
+SEND_RETRY_MS = 50  # retry interval for a timed out claim whose reply cannot be sent yet
+WAKE_COST = 4096  # delivery cost of a reply, in addition to its records
+CATCH_UP_COST = 128 * limits.KIB  # delivery cost of a catch-up slice: a topic's share of a turn
 
 
 @dataclass(slots=True, eq=False)
 class WaitingClaim:
-    """A claim that waits."""
+    """A parked claim."""
 
     number: int
     token: object
     command: con.Claim
     log: TopicLog
     consumer: Consumer
-    once: bool  # it waits for its window, or until its consumer has caught up, and then takes what there is
+    once: bool  # waits only for its window or for the consumer to catch up, and is then answered in any case
     done: bool = False
 
 
 class Claims(Leases):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        self.blocked_claims: dict[
-            int, ClaimsDue
-        ] = {}  # those of them with claims that may not be answered yet
+        self.blocked_claims: dict[int, ClaimsDue] = {}  # consumers with claims whose reply cannot be sent yet
         self.timers: list[tuple[int, int, TopicLog, Consumer, WaitingClaim | None]] = []
-        self._stale_timers = 0  # of claims that were answered before their time
-        # Consumers that go when nobody uses them, by the number of their timer.
+        self._stale_timers = 0  # timers of claims that are already answered
+        # Consumers with an inactivity TTL, by timer number.
         self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
         self.idle_timers: list[tuple[int, int]] = []
         self.numbers = count(1)
@@ -91,7 +87,7 @@ class Claims(Leases):
             self._park_claim(token, command, log, consumer, once=not command.standing and not command.wait_ms)
             self._open_window(log, consumer)
             return
-        if command.standing:  # a stream is refilled when it is its topic's turn
+        if command.standing:  # streams are filled when the scheduler serves the topic
             self._park_claim(token, command, log, consumer, once=False)
             self._wake_claims(log, consumer)
             return
@@ -107,61 +103,61 @@ class Claims(Leases):
         self, token: object, command: con.Claim, log: TopicLog, consumer: Consumer, *, once: bool
     ) -> None:
         assert log.consumers is not None
-        # A stream has its place for as long as it is open.
+        # Streams do not count: they stay parked as long as they are open.
         if not command.standing and len(consumer.waiters) >= consumer.config.max_waiting:
             raise Throttled(
                 "too many claims are waiting; retry later",
                 limit="max_waiting",
                 max=consumer.config.max_waiting,
             )
-        claimer = WaitingClaim(next(self.numbers), token, command, log, consumer, once)
-        consumer.waiters[claimer.number] = claimer
+        claim = WaitingClaim(next(self.numbers), token, command, log, consumer, once)
+        consumer.waiters[claim.number] = claim
         if command.connection:
-            consumer.parked[command.connection] = claimer
+            consumer.parked[command.connection] = claim
         consumer.streams += command.standing
         log.consumers.waiting += 1
         if not once and not command.standing:
-            jitter_ms = log.config.claim_jitter_ms if not consumer.name else 0  # its window closes first
+            jitter_ms = log.config.claim_jitter_ms if not consumer.name else 0  # not before its window closes
             due_ms = self.clock.mono_ms + max(min(command.wait_ms, limits.DIFF_WAIT_MS_MAX), jitter_ms + 1)
-            heapq.heappush(self.timers, (due_ms, claimer.number, log, consumer, claimer))
+            heapq.heappush(self.timers, (due_ms, claim.number, log, consumer, claim))
             if 2 * self._stale_timers > len(self.timers) + STALE_TIMERS_MAX:
-                # They would stay until their time is up: half a minute's worth of busy workers.
+                # Stale timers would stay until they are due: half a minute of busy workers.
                 self.timers = [timer for timer in self.timers if timer[4] is None or not timer[4].done]
                 heapq.heapify(self.timers)
                 self._stale_timers = 0
 
-    def _unpark_claim(self, claimer: WaitingClaim) -> None:
-        claimer.done = True
-        self._stale_timers += not claimer.once and not claimer.command.standing
-        del claimer.consumer.waiters[claimer.number]
-        claimer.consumer.parked.pop(claimer.command.connection, None)
-        claimer.consumer.streams -= claimer.command.standing
-        assert claimer.log.consumers is not None
-        claimer.log.consumers.waiting -= 1
+    def _unpark_claim(self, claim: WaitingClaim) -> None:
+        claim.done = True
+        self._stale_timers += not claim.once and not claim.command.standing
+        del claim.consumer.waiters[claim.number]
+        claim.consumer.parked.pop(claim.command.connection, None)
+        claim.consumer.streams -= claim.command.standing
+        assert claim.log.consumers is not None
+        claim.log.consumers.waiting -= 1
 
     def withdraw_claims(self, matches_token: Callable[[object], bool]) -> None:
-        """Forget all claims that wait with such a token, without an answer."""
+        """Drop all waiting claims with a matching token, without a reply."""
         self.cold.withdraw(matches_token)
         self.upkeep.withdraw(matches_token)
         for log in self.published.values():
             for consumer in (
                 log.consumers.all() if log.consumers is not None and log.consumers.waiting else ()
             ):
-                for claimer in list(consumer.waiters.values()):
-                    assert isinstance(claimer, WaitingClaim)
-                    if matches_token(claimer.token):
-                        self._unpark_claim(claimer)
+                for claim in list(consumer.waiters.values()):
+                    assert isinstance(claim, WaitingClaim)
+                    if matches_token(claim.token):
+                        self._unpark_claim(claim)
 
     def withdraw_claim(self, topic: str, name: str, matches_token: Callable[[object], bool]) -> bool:
-        """Forget a claim that waits, without an answer; False when there is none with such a token."""
+        """Drop a waiting claim without a reply; returns False if none has a matching token."""
         if self.cold.withdraw(matches_token) or self.upkeep.withdraw(matches_token):
             return True
         log = self.published.get(topic)
         consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
-        for claimer in consumer.waiters.values() if consumer is not None else ():
-            assert isinstance(claimer, WaitingClaim)
-            if matches_token(claimer.token):
-                self._unpark_claim(claimer)
+        for claim in consumer.waiters.values() if consumer is not None else ():
+            assert isinstance(claim, WaitingClaim)
+            if matches_token(claim.token):
+                self._unpark_claim(claim)
                 return True
         return False
 
@@ -171,7 +167,7 @@ class Claims(Leases):
             heapq.heappush(self.timers, (consumer.window_ms, next(self.numbers), log, consumer, None))
 
     def _set_timer(self, log: TopicLog, consumer: Consumer) -> None:
-        """Look again when time makes something ready, as long as somebody waits for it, or holds all that it may."""
+        """Set a timer for the next lease or delay that ends, if claims wait or streams hold leases."""
         if not consumer.waiters and not consumer.connections:
             return
         at_ms = consumer.next_change_ms()
@@ -182,14 +178,14 @@ class Claims(Leases):
             at_ms = min(at_ms, due_ms) if at_ms and due_ms else at_ms or due_ms
         if not at_ms:
             return
-        # A lease may last a day: the engine's clock and the monotonic one may be apart by then, so look in between.
+        # A lease may last a day, in which the engine's clock and the monotonic clock may drift apart: check in between.
         wake_ms = self.clock.mono_ms + min(max(at_ms - self.now_ms, 0) + 1, limits.CLAIM_LOOK_MS)
         if not self.clock.mono_ms < consumer.wake_ms <= wake_ms:
             consumer.wake_ms = wake_ms
             heapq.heappush(self.timers, (wake_ms, next(self.numbers), log, consumer, None))
 
     def wake_waiting_claims(self, log: TopicLog) -> None:
-        """Something was published: claims that wait look again."""
+        """Records were published: check the waiting claims of all consumers again."""
         assert log.consumers is not None
         for consumer in log.consumers.all():
             if consumer.waiters:
@@ -199,57 +195,56 @@ class Claims(Leases):
         if consumer.waiters:
             self.claims_due[id(consumer)] = log, consumer
 
-    # -- serving those that wait ---------------------------------------------------------------------------
+    # -- waiting claims ------------------------------------------------------------------------------------
 
     @property
     def claims_due_ms(self) -> int | None:
-        """When a claim or a consumer must be looked at because time has passed."""
+        """When the next claim or inactivity timer is due."""
         times = [timers[0][0] for timers in (self.timers, self.idle_timers) if timers]
         return min(times, default=None)
 
     def process_claim_timers(self) -> None:
-        """Consumers for which time has made something ready are hungry, and claims whose time is up are answered."""
+        """Process due timers: mark consumers whose claims must be checked, and answer claims that timed out."""
         now_ms = self.clock.mono_ms
         while self.timers and self.timers[0][0] <= now_ms:
-            _, _, log, consumer, claimer = heapq.heappop(self.timers)
-            if claimer is None:
+            _, _, log, consumer, claim = heapq.heappop(self.timers)
+            if claim is None:
                 self.claims_due[id(consumer)] = log, consumer
-            elif claimer.done:
+            elif claim.done:
                 self._stale_timers -= 1
             else:
-                self._claim_timed_out(claimer)
+                self._claim_timed_out(claim)
 
-    def _claim_timed_out(self, claimer: WaitingClaim) -> None:
-        """Its time is up."""
-        is_behind = self.is_behind(claimer.log, claimer.consumer)
-        if is_behind and claimer.consumer.name:
-            # Answered as soon as the consumer has caught up: at a later time it may be behind again.
-            claimer.once = True
-            self._wake_claims(claimer.log, claimer.consumer)
+    def _claim_timed_out(self, claim: WaitingClaim) -> None:
+        """Answer a claim whose wait has ended, or arrange for that if it cannot be answered now."""
+        is_behind = self.is_behind(claim.log, claim.consumer)
+        if is_behind and claim.consumer.name:
+            # Answered as soon as the consumer has caught up: later it might be behind again.
+            claim.once = True
+            self._wake_claims(claim.log, claim.consumer)
             return
-        if is_behind or not self.can_send(claimer.token):
-            self._wake_claims(claimer.log, claimer.consumer)
+        if is_behind or not self.can_send(claim.token):
+            self._wake_claims(claim.log, claim.consumer)
             again_ms = self.clock.mono_ms + SEND_RETRY_MS
-            heapq.heappush(
-                self.timers, (again_ms, next(self.numbers), claimer.log, claimer.consumer, claimer)
-            )
+            heapq.heappush(self.timers, (again_ms, next(self.numbers), claim.log, claim.consumer, claim))
             return
-        self._unpark_claim(claimer)
-        self._stale_timers -= 1  # this was it
-        self.ready.append((claimer.token, self._claimed(claimer.log, claimer.consumer)))
+        self._unpark_claim(claim)
+        self._stale_timers -= 1  # its timer was the one that fired
+        self.ready.append((claim.token, self._claimed(claim.log, claim.consumer)))
 
     def serve_consumer(self, log: TopicLog, consumer: Consumer, room: int, *, may_push: bool = True) -> int:
-        """Answer the claims of one consumer as far as there is something; returns about how many bytes that takes. Without
-        `may_push` those of streams wait on.
+        """Answer waiting claims of one consumer as far as records are available; returns the delivery cost in bytes.
+
+        Without `may_push`, streams keep waiting.
         """
         if consumer.window_ms and consumer.window_ms > self.clock.mono_ms:
             return 0
         window_ms, consumer.window_ms = consumer.window_ms, 0
-        claimers = cast("list[WaitingClaim]", list(consumer.waiters.values()))
+        claims = cast("list[WaitingClaim]", list(consumer.waiters.values()))
         if not may_push:
-            claimers = [claimer for claimer in claimers if not claimer.command.standing]
+            claims = [claim for claim in claims if not claim.command.standing]
         if log.dropped or self.read_only is not None or consumer.dropped:
-            return 0  # they are told elsewhere
+            return 0  # `fail_claims` answers them
         size = 0
         try:
             self._touch(log)
@@ -260,8 +255,8 @@ class Claims(Leases):
                     self.claims_due[id(consumer)] = log, consumer
                     return max(1, took // CATCH_UP_US) * CATCH_UP_COST
             self._send_pending_replies(log, consumer)
-            if not claimers:
-                self._set_timer(log, consumer)  # streams that were full hear of leases that have run out
+            if not claims:
+                self._set_timer(log, consumer)  # full streams must learn when leases expire
                 return 0
             jitter = not consumer.name and log.config.claim_jitter_ms
             if jitter and not window_ms:
@@ -271,12 +266,12 @@ class Claims(Leases):
                     self._set_timer(log, consumer)
                 return 0
             if jitter:
-                sendable = [claimer for claimer in claimers if self.can_send(claimer.token)]
-                if len(sendable) < len(claimers):
+                sendable = [claim for claim in claims if self.can_send(claim.token)]
+                if len(sendable) < len(claims):
                     self.blocked_claims[id(consumer)] = log, consumer
                 size = self._share_out(log, consumer, sendable)
             else:
-                size = self._serve_in_turn(log, consumer, claimers, room)
+                size = self._serve_in_turn(log, consumer, claims, room)
         except ColdMiss as miss:
             self._wait_with_claims(log, consumer, miss)
         except UpkeepPending:
@@ -291,7 +286,7 @@ class Claims(Leases):
         return size
 
     def _send_pending_replies(self, log: TopicLog, consumer: Consumer) -> None:
-        """What was settled while it was not known how the consumer stands is answered."""
+        """Send replies to settles that waited until the consumer's counts were known."""
         pending, consumer.pending_replies = consumer.pending_replies, []
         for op in pending:
             assert isinstance(op, Op)
@@ -300,7 +295,7 @@ class Claims(Leases):
             self.add_op(op)
 
     def _wait_with_claims(self, log: TopicLog, consumer: Consumer, miss: ColdMiss) -> None:
-        """What is next lies in the cold tier: all that wait at the consumer look again when it is there."""
+        """The next records are in the cold tier: check the consumer's claims again when they are fetched."""
 
         def resume(error: TopicsError | None) -> None:
             if error is None or self._is_outdated(miss):
@@ -313,26 +308,24 @@ class Claims(Leases):
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
 
-    def _serve_in_turn(
-        self, log: TopicLog, consumer: Consumer, claimers: list[WaitingClaim], room: int
-    ) -> int:
-        """One after the other, until there is nothing left: thousands may wait for one record."""
+    def _serve_in_turn(self, log: TopicLog, consumer: Consumer, claims: list[WaitingClaim], room: int) -> int:
+        """Serve claims in order until no record is left: thousands may wait for one record."""
         left = room
         is_empty = False
-        for claimer in claimers:
-            if is_empty and not claimer.once:
+        for claim in claims:
+            if is_empty and not claim.once:
                 continue
             if left <= 0:
-                self._wake_claims(log, consumer)  # the next turn goes on
+                self._wake_claims(log, consumer)  # continue in the next turn
                 break
-            if not self.can_send(claimer.token):
+            if not self.can_send(claim.token):
                 self.blocked_claims[id(consumer)] = log, consumer
                 continue
-            size = self._serve_one(claimer.token, claimer.command, log, consumer, may_wait=not claimer.once)
+            size = self._serve_one(claim.token, claim.command, log, consumer, may_wait=not claim.once)
             if not size:
                 is_empty = True
                 continue
-            self._unpark_claim(claimer)
+            self._unpark_claim(claim)
             left -= size
         return room - left
 
@@ -341,14 +334,14 @@ class Claims(Leases):
         return self.ready_count(log, consumer) > 0
 
     def fail_claims(self, log: TopicLog, error: TopicsError, consumer: Consumer | None = None) -> None:
-        """The topic, the consumer or the shard is not there any more for those that wait."""
+        """Answer all waiting claims with an error: the topic, the consumer or the shard is unavailable."""
         if log.consumers is None:
             return
         for one in [consumer] if consumer is not None else log.consumers.all():
-            for claimer in list(one.waiters.values()):
-                assert isinstance(claimer, WaitingClaim)
-                self._unpark_claim(claimer)
-                self.ready.append((claimer.token, error))
+            for claim in list(one.waiters.values()):
+                assert isinstance(claim, WaitingClaim)
+                self._unpark_claim(claim)
+                self.ready.append((claim.token, error))
             pending, one.pending_replies = one.pending_replies, []
             for op in pending:
                 assert isinstance(op, Op)
@@ -357,17 +350,17 @@ class Claims(Leases):
                 else:
                     self.ready.append((op.token, error))
 
-    # -- handing out ---------------------------------------------------------------------------------------
+    # -- delivery to claims --------------------------------------------------------------------------------
 
     def _serve_one(
         self, token: object, command: con.Claim, log: TopicLog, consumer: Consumer, *, may_wait: bool
     ) -> int:
-        """Answer a claim, and tell about how many bytes that takes; 0 when there is nothing and it may wait."""
+        """Answer a claim and return the delivery cost in bytes; 0 if there is nothing and it may wait."""
         assert log.consumers is not None
         number = log.consumers.next_dead_letter
         try:
             page, tombstone, cursor = self._pick(log, consumer, command.max, command.max_bytes)
-        finally:  # also if what is next has to be waited for, or cannot be read
+        finally:  # also if the next records must be fetched first, or cannot be read
             if number != log.consumers.next_dead_letter:
                 self.note_dead_letters(log, command)
         if not page.seqs and tombstone is None:
@@ -376,21 +369,21 @@ class Claims(Leases):
                 return 0
         self._lease(token, command, log, consumer, page, cursor, tombstone)
         if command.connection:
-            self._set_timer(log, consumer)  # a stream that is full hears of leases that run out
+            self._set_timer(log, consumer)  # a full stream must learn when leases expire
         return int(sum(page.lengths)) + WAKE_COST
 
     def _skip_to(self, log: TopicLog, consumer: Consumer, cursor: int) -> None:
-        """Nothing up to the cursor is for this consumer. Not logged: after a restart it looks there once more."""
+        """Advance the cursor past records that do not match. Not logged: a restart scans them again."""
         before, consumer.cursor = consumer.cursor, cursor
         consumer.note_cursor_moved(before, [])
         self._prune_skipped(log, consumer, before, cursor)
         if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
-            self._wake_claims(log, consumer)  # it has looked at enough for one turn, and goes on in the next
+            self._wake_claims(log, consumer)  # the scan limit was reached: continue in the next turn
 
-    def _share_out(self, log: TopicLog, consumer: Consumer, claimers: list[WaitingClaim]) -> int:
-        """Claims that came in one window share what there is: one record each, turn by turn."""
+    def _share_out(self, log: TopicLog, consumer: Consumer, claims: list[WaitingClaim]) -> int:
+        """Distribute the records among the claims of one window, one record each, round robin."""
         assert log.consumers is not None
-        wanted = sum(claimer.command.max for claimer in claimers)
+        wanted = sum(claim.command.max for claim in claims)
         number = log.consumers.next_dead_letter
         try:
             page, _, cursor = self._pick(
@@ -398,17 +391,17 @@ class Claims(Leases):
             )
         finally:
             if number != log.consumers.next_dead_letter:
-                self.note_dead_letters(log, *(claimer.command for claimer in claimers))
-        shares: list[list[int]] = [[] for _ in claimers]
-        sizes = [0] * len(claimers)
-        open_, at = list(range(len(claimers))), 0
+                self.note_dead_letters(log, *(claim.command for claim in claims))
+        shares: list[list[int]] = [[] for _ in claims]
+        sizes = [0] * len(claims)
+        open_, at = list(range(len(claims))), 0
         left = len(page.seqs)
         for i in range(left):
             size = size_of(log, page.seqs[i])
             while open_:
                 at %= len(open_)
                 k = open_[at]
-                command = claimers[k].command
+                command = claims[k].command
                 budget = command.max_bytes or limits.CLAIM_BYTES_DEFAULT
                 if len(shares[k]) < command.max and (not shares[k] or sizes[k] + size <= budget):
                     shares[k].append(i)
@@ -420,21 +413,21 @@ class Claims(Leases):
                 self._put_back_rest(consumer, page, i)
                 cursor = min(cursor, page.seqs[i]) if page.seqs[i] >= consumer.cursor else consumer.cursor
                 break
-        for claimer, share in zip(claimers, shares, strict=True):
-            if not share and not claimer.once:
-                continue  # it waits on
+        for claim, share in zip(claims, shares, strict=True):
+            if not share and not claim.once:
+                continue  # keeps waiting
             part = page if len(share) == left else page.take(share)
             try:
-                self._lease(claimer.token, claimer.command, log, consumer, part, cursor, None)
+                self._lease(claim.token, claim.command, log, consumer, part, cursor, None)
             except TopicsError:
                 self._put_back_dealt(consumer, page.seqs)
                 raise
-            self._unpark_claim(claimer)
-        return sum(sizes) + WAKE_COST * len(claimers)
+            self._unpark_claim(claim)
+        return sum(sizes) + WAKE_COST * len(claims)
 
     @staticmethod
     def _put_back_dealt(consumer: Consumer, seqs: list[int]) -> None:
-        """What was dealt and not leased is there for the next claim."""
+        """Return records that were distributed but not leased."""
         entries = consumer.entries
         consumer.put_back(seq for seq in seqs if seq in entries and entries[seq].state == READY)
         fresh = [seq for seq in seqs if seq not in entries]
@@ -444,10 +437,10 @@ class Claims(Leases):
 
     @staticmethod
     def _put_back_rest(consumer: Consumer, page: Page, first: int) -> None:
-        """Records from here on were picked and nobody has room for them."""
+        """Return picked records, from index `first` on, for which no claim has room."""
         consumer.put_back(seq for seq in page.seqs[first:] if seq in consumer.entries)
 
-    # -- the shard -----------------------------------------------------------------------------------------
+    # -- topics with consumers -----------------------------------------------------------------------------
 
     def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
         if log.config.type != "queue":
@@ -473,7 +466,7 @@ class Claims(Leases):
         super()._state(token, command)
 
     def queue_totals(self) -> tuple[int, int]:
-        """How many queues there are, and leases over all of them: perhaps some more, that have just ended."""
+        """The number of queues, and of leases over all of them, possibly including some that have just expired."""
         queues = [log for log in self.published.values() if log.view.config.type == "queue"]
         in_flight = 0
         for log in queues:
@@ -495,7 +488,7 @@ class Claims(Leases):
         retention = log.config.retention
         super()._change_config(log, config, op)
         if was_durable and not is_durable(log, self.queue_of(log)):
-            # From here on leases are not logged. Should they be again, those of before must not come back over later ones.
+            # Leases are no longer logged. If they are again later, replay must not restore the old ones.
             self.log_event(log, Event(con.QUEUE, FORGOTTEN))
         if config.retention != retention:
             before = op.count, op.bytes
@@ -513,7 +506,7 @@ class Claims(Leases):
         self.long.start(token, command, log, self._put_work_queue(token, command, log))
 
     def _put_work_queue(self, token: object, command: cmd.PutTopic, log: TopicLog) -> Work:
-        """A topic with consumers becomes a work queue, if each of its records is for one of them."""
+        """Turn a topic with consumers into a work queue, unless their filters overlap."""
         while True:
             assert log.consumers is not None
             changes = log.consumers.changes
@@ -525,19 +518,19 @@ class Claims(Leases):
                 return
 
     def find_overlap(self, log: TopicLog) -> Generator[int, None, tuple[str, str] | None]:
-        """Two consumers of the topic that get the same records. A queue's own gets every one, used or not."""
+        """Two consumers with overlapping filters, or None. A queue's built-in consumer gets every record."""
         if log.config.type == "queue":
             self.queue_of(log)
         return (yield from log.consumers.find_overlap()) if log.consumers is not None else None
 
     def stored_overlaps(self) -> list[tuple[str, str, str]]:
-        """Of each work queue whose consumers get the same records: its name, and two of them."""
+        """The stored work queues whose consumers overlap: the topic, and two of its consumers."""
         found: list[tuple[str, str, str]] = []
         for log in self.published.values():
             if log.config.retention == "work_queue" and log.consumers is not None and log.consumers.named:
                 steps = self.find_overlap(log)
                 try:
-                    for _ in range(limits.FILTER_PAIRS_MAX):  # more take too long
+                    for _ in range(limits.FILTER_PAIRS_MAX):  # more would take too long
                         next(steps)
                 except StopIteration as end:
                     if end.value is not None:
@@ -553,13 +546,13 @@ class Claims(Leases):
                 consumer.undelivered = consumer.counting = None
 
     def start_claims(self, salt: int) -> None:
-        """Recovery is done. The salt is the log's, and new with every start."""
+        """Start claims after recovery. `salt`: from the log file, new with every start."""
         self.lease_id = salt
         for log in self.by_id.values():
             self.consumers_recovered(log)
 
     def consumers_recovered(self, log: TopicLog) -> None:
-        """The log is replayed: what it says of leases is true of what lives, and time runs again."""
+        """Finish the consumers of a topic after replay: drop leases that do not survive, fix cursors, start timers."""
         consumers = log.consumers
         if consumers is None:
             return
@@ -567,9 +560,9 @@ class Claims(Leases):
             if not consumer.name:
                 if not is_durable(log, consumer):
                     consumer.forget_leases()
-                consumer.cursor = 1  # it passes by what is in hand; what is not, and lives, is ready
+                consumer.cursor = 1  # rescans the topic: live records without an entry are ready
             if log.config.durability in ("memory", "ephemeral"):
-                # The head may have fallen back; a consumer that waits for a seq that is still to come waits on.
+                # The head may have gone back. A consumer with a start beyond the head keeps it.
                 starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
                 consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
             consumer.undelivered = consumer.counting = None
@@ -584,13 +577,13 @@ class Claims(Leases):
         if consumers.dead_letters:
             self.dead_letters_due[log.id] = log
         if log.config.retention == "interest" and consumers.named:
-            # What all of them are done with: the process may have ended before it was gone.
+            # Records that all consumers have settled: the process may have ended before they were deleted.
             stop = min(consumer.cursor for consumer in consumers.named.values())
             if log.count and log.first_seq < stop and log.config.type != "queue":
                 self._prune_later(log, PruneRequest(log.first_seq, stop), None)
 
     def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
-        """From now on its time runs, if it goes when nobody uses it."""
+        """Set the inactivity timer of a consumer that has an inactive TTL."""
         ttl_ms = consumer.config.inactive_ttl_ms
         self.idle.pop(consumer.idle_number, None)
         if not ttl_ms:

@@ -1,14 +1,14 @@
-"""Dead letters: records that leave a consumer for another topic, which may be on another shard.
+"""Dead letters: records that a consumer moves to another topic, possibly on another shard.
 
-    source                              target
+    source                                  target
     MOVE, with a number, synced
-      letters_of ───────────────────▶   TakeDeadLetters: what is above the highest number that came from this source is
-                                        appended, together with the new highest number, in one envelope; synced
-      SettleDeadLetters ◀───────────    answer
+      dead_letters_to_send ─────────────▶   TakeDeadLetters: those above the highest number received from this source
+                                            are appended, with the new highest number, in one log entry; synced
+      EndMove ◀─────────────────────────    reply
     the job is deleted, or the entry dropped
 
-A crash anywhere leaves the letter at the source, moving, and it is sent again with its number: the target knows
-whether it has it. A target that refuses has not taken it, and the record becomes ready again.
+After a crash at any point the dead letter is still at the source, moving, and is sent again with its number, which the
+target recognises. If the target refuses it, the record becomes ready again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DeadLetters(Consumers):
     # -- source --------------------------------------------------------------------------------------------
 
     def dead_letters_to_send(self, log: TopicLog, count: int, max_bytes: int) -> list[con.DeadLetter]:
-        """The next letters that may be sent, in the order of their numbers, all for one target."""
+        """The next dead letters that may be sent, in order of their numbers, all for one target."""
         consumers = log.consumers
         if consumers is None or log.dropped or not consumers.dead_letters:
             self.dead_letters_due.pop(log.id, None)
@@ -61,7 +61,7 @@ class DeadLetters(Consumers):
                     miss, lambda error: self._retry_dead_letters(log, error), name=("letters", log.id)
                 )
             except TopicsError:
-                self.dead_letters_due[log.id] = log  # nobody waits for it: whoever sends letters asks again
+                self.dead_letters_due[log.id] = log  # the sender retries
                 raise
             return []
 
@@ -79,7 +79,7 @@ class DeadLetters(Consumers):
     ) -> list[con.DeadLetter]:
         found: list[con.DeadLetter] = []
         left = 0
-        # Until some are found, or nothing more was lost on the way: what is damaged is gone, with its letter.
+        # Again while damaged records were dropped, with their dead letters, and none was found.
         while not found and left != len(consumers.dead_letters):
             left = len(consumers.dead_letters)
             found = self._read_dead_letters(log, consumers, count, max_bytes)
@@ -140,7 +140,7 @@ class DeadLetters(Consumers):
         )  # fmt: skip
 
     def _settle_dead_letters(self, token: object, command: con.SettleDeadLetters) -> None:
-        """The target has the letters up to the number, or has refused them."""
+        """The target has received the dead letters up to a number, or refused them."""
         self._check_writable()
         log = self.by_id.get(command.source_id)
         if log is None or log.dropped or log.consumers is None:
@@ -153,8 +153,8 @@ class DeadLetters(Consumers):
             if number > command.number:
                 break
             by_consumer.setdefault(letter[0], []).append(letter[1])
-        # What was refused is synced before the next letter is sent: once the target has that one it takes
-        # every earlier number for one that it has, too.
+        # A refusal is synced before the next dead letter is sent: a target that has received that one treats every
+        # lower number as received.
         sync = not command.done or log.config.durability == "fsync"
         op = Op(log, token, con.DeadLettersSettled(command.topic), sync=sync)
         for name, seqs in by_consumer.items():
@@ -171,7 +171,7 @@ class DeadLetters(Consumers):
             consumers.apply(event)
             self._wake_claims(log, consumer)
         for name, seqs in by_consumer.items() if command.done else ():
-            # Only now: what one of them deletes may have been on its way for another, and counts there.
+            # Only after all events: a record deleted for one consumer may also be moving for another, which counts it.
             if not name:
                 self._log_delete(log, as_ranges(sorted(seqs)), op)
             else:
@@ -194,7 +194,7 @@ class DeadLetters(Consumers):
         result = con.DeadLettersTaken(command.topic, command.source_id, last)
         if not letters:
             assert log is not None
-            # What it already has may not be synced yet, and the source is about to delete it.
+            # They may not be synced here yet, and the source is about to delete them.
             self.add_op(Op(log, token, result, sync=True))
             return
         try:
@@ -202,7 +202,7 @@ class DeadLetters(Consumers):
         except CallerError:
             if log is None or has < command.dead_letters[0].number:
                 raise
-            # Some of them are here, though the source has not heard of it: those it must not send again as others.
+            # Some were received, though the source does not know: tell it, so that it does not reuse their numbers.
             result.last_number = has
             self.add_op(Op(log, token, result, sync=True))
             return
@@ -215,7 +215,7 @@ class DeadLetters(Consumers):
         self.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.now_ms, taken))
 
     def _append_dead_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
-        """Append them as one write that waits for its sync, whatever the class."""
+        """Append them as one write, synced in every durability class."""
         config = log.config if log is not None else TopicConfig()
         records = cmd.Records(
             [letter.data + letter.meta for letter in letters],
@@ -223,7 +223,7 @@ class DeadLetters(Consumers):
             nodes=[letter.node for letter in letters],
             meta_lens=[len(letter.meta) for letter in letters],
         )
-        # Raw and JSON payloads are never in one write.
+        # A write has either raw or JSON payloads.
         records.raw = letters[0].raw
         if records.raw:
             records = cmd.Records(
@@ -233,7 +233,7 @@ class DeadLetters(Consumers):
         sizes = [len(payload) for payload in records.payloads]
         if log is None:
             self._check_creation(name, config, sum(sizes))
-        # A record that its own topic took is not too large for its dead letter, though its meta has grown.
+        # The record size is not checked: the source topic accepted the record, and only its meta has grown.
         self._check_room(log, config, name, len(sizes), sum(sizes), 0)
         per_tag = bool(config.cap_per_tag)
         self.reserve(frame_bytes_at_most(records, None, sum(sizes), per_tag=per_tag) + 2 * CONTROL_BYTES)
@@ -246,7 +246,7 @@ class DeadLetters(Consumers):
 
 
 def content_of(page: Page) -> tuple[bytes, bytes, bool, int]:
-    """Data, meta, whether the data is raw, and then how long its header block is, of a page's only record."""
+    """Data, meta, whether the data is raw, and the length of its header block, of a page's only record."""
     frame, start = page.frames[0], int(page.starts[0])
     _, _, flags, _, _, _, node_len, tag_len, data_len = frames.HEADER.unpack_from(frame, start)
     at = start + frames.HEADER_BYTES + node_len + tag_len
@@ -259,7 +259,7 @@ def content_of(page: Page) -> tuple[bytes, bytes, bool, int]:
 
 
 def _with_origin(meta: bytes, added: dict[str, str]) -> bytes:
-    """The meta with what tells of the move; one that is no object is replaced."""
+    """The meta with the fields that describe the origin added; a meta that is not an object is replaced."""
     try:
         fields: dict[str, object] = dict(_meta.decode(meta)) if meta else {}
     except msgspec.DecodeError:

@@ -1,7 +1,8 @@
-"""What a consumer hands out next, and under which leases; what leaves it for good.
+"""Record selection and leases of consumers, and the records that leave a consumer for good.
 
-First what is ready again, the lowest seq first, then what was never handed out, in order. What has had its last delivery
-leaves here, for the dead letter topic or for nowhere, and so does what retention by interest keeps no longer.
+Records to redeliver come first, lowest seq first, then undelivered ones, in order. Records that have exhausted their
+deliveries are moved to the dead letter topic or discarded, and records that no consumer needs are deleted if the topic's
+retention is by interest.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ from topics.engine.topic.consumer import (
 )
 from topics.engine.topic.log import Op, Range, TopicLog
 
-FEW = 16  # records of a claim that is served without numpy
-CATCH_UP_US = 500  # microseconds or so of what a consumer is behind with
-CATCH_UP_GROWTH = 16  # times as much, when there is much
-# Retention by interest, in units of about a microsecond but for the window.
-PRUNE_INLINE_MAX = 2048  # records times consumers that are looked at without a turn of their own
-PRUNE_PER_TURN, PRUNE_PER_SLICE = 2000, 500
-PRUNE_WINDOW = 512  # records that are looked at together
-SEQ_BYTES = 24  # at most, of one record in an event
+FEW = 16  # claims of up to this many records are served without numpy
+CATCH_UP_US = 500  # cost of a catch-up slice, in microseconds
+CATCH_UP_GROWTH = 16  # factor by which slices may grow if there is much to do
+# Pruning: deletion of records that no consumer needs (retention by interest).
+PRUNE_INLINE_MAX = 2048  # records times consumers checked at once instead of in slices
+PRUNE_PER_TURN, PRUNE_PER_SLICE = 2000, 500  # cost in microseconds
+PRUNE_WINDOW = 512  # records checked together
+SEQ_BYTES = 24  # maximum size of one record in an event
 Seqs: TypeAlias = npt.NDArray[np.uint64]
 ClaimsDue: TypeAlias = "tuple[TopicLog, Consumer]"
 QUEUE_CONFIG = ConsumerConfig(max_ack_pending=limits.PENDING_MAX, max_waiting=limits.WAITERS_PER_TOPIC_MAX)
@@ -67,7 +68,7 @@ QUEUE_CONFIG = ConsumerConfig(max_ack_pending=limits.PENDING_MAX, max_waiting=li
 
 @dataclass(slots=True)
 class DeliveryPolicy:
-    """How a consumer hands out: by its own config, or, of a queue, by the topic's."""
+    """Delivery settings: from the consumer's config, or from the topic's config for a queue."""
 
     lease_ms: int
     backoff_ms: tuple[int, ...]
@@ -84,7 +85,7 @@ class DeliveryPolicy:
 
 
 def policy_of(config: TopicConfig, consumer: Consumer) -> DeliveryPolicy:
-    """Made again only when a config has changed: every claim asks."""
+    """The delivery policy of a consumer, cached until a config changes, as every claim needs it."""
     known_for, policy = consumer.policy
     if known_for is not config:
         policy = _make_policy(config, consumer)
@@ -104,7 +105,7 @@ def _make_policy(config: TopicConfig, consumer: Consumer) -> DeliveryPolicy:
 
 
 def is_durable(log: TopicLog, consumer: Consumer) -> bool:
-    """Whether what is handed out is remembered over a restart."""
+    """Whether the consumer's leases survive a restart."""
     if consumer.name:
         return True
     return log.config.leases_durable and log.config.durability != "ephemeral"
@@ -113,11 +114,13 @@ def is_durable(log: TopicLog, consumer: Consumer) -> bool:
 class Leases(Writes, Queries):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        # Of the next lease. Begins at random, so that no lease of before a restart is taken for one of now.
+        # Id of the next lease. Starts at random, so that a lease from before a restart is not mistaken for a current one.
         self.lease_id = 0
-        self.claims_due: dict[int, ClaimsDue] = {}  # consumers whose claims must look again, by identity
-        self.on_settled: Callable[[int], None] = lambda connection: None  # it has one lease less
-        # Whether a stream of a consumer is open.
+        self.claims_due: dict[int, ClaimsDue] = {}  # consumers whose claims must be checked, by identity
+        self.on_settled: Callable[[int], None] = lambda connection: (
+            None
+        )  # a lease of the connection has ended
+        # Whether a consumer has an open stream.
         self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False
 
     # -- finding consumers ---------------------------------------------------------------------------------
@@ -149,15 +152,16 @@ class Leases(Writes, Queries):
         return log, consumer
 
     def is_behind(self, log: TopicLog, consumer: Consumer) -> bool:
-        """Whether time has ended more of its leases, or more is to be counted, than can be looked at in a turn; or a reset
-        holds it. It hands nothing out then, and what it has is not known.
+        """Whether it has more expired leases or uncounted records than one call can process, or a reset locks its cursor.
+
+        Then it delivers nothing, and its counts are unknown.
         """
         if not consumer.process_timeouts(self.now_ms) or consumer.cursor_locked:
             return True
         return bool(consumer.name) and not consumer.is_counted(log, log.next_seq)
 
     def catch_up(self, log: TopicLog, consumer: Consumer) -> int:
-        """A slice of what a consumer is behind with; returns what that took, in microseconds or so."""
+        """Do one slice of pending expiry and counting; returns the cost in microseconds."""
         if consumer.count_progress is None:
             consumer.count_progress = SliceProgress(consumer.remaining_cost(log, log.next_seq))
         took, share = 1, slice_budget(consumer.count_progress)
@@ -175,21 +179,21 @@ class Leases(Writes, Queries):
         return took
 
     def known_lag(self, log: TopicLog, consumer: Consumer) -> int | None:
-        """What could be told of `lag` without much work: as of when it was last counted, None: never. It is counted anew."""
+        """The lag if it is cheap to compute, else the last count (None if never counted), and a recount is scheduled."""
         if not self.is_behind(log, consumer):
             return self.lag(log, consumer)
         self.claims_due[id(consumer)] = log, consumer
         return consumer.undelivered
 
     def ready_count(self, log: TopicLog, consumer: Consumer) -> int:
-        """How many records could be claimed now."""
+        """The number of records that could be claimed now."""
         if consumer.name:
             return self.lag(log, consumer) + consumer.returned
         published = log.count - (log.next_seq - 1 - log.view.head)
         return max(0, published - len(consumer.entries) + consumer.returned)
 
     def lag(self, log: TopicLog, consumer: Consumer) -> int:
-        """Live records that a named consumer wants and that were never handed out."""
+        """The number of matching live records that were never delivered to a named consumer."""
         cursor, end = consumer.cursor, log.next_seq
         if consumer.undelivered is None:
             consumer.undelivered, consumer.counted_to = 0, cursor
@@ -204,23 +208,21 @@ class Leases(Writes, Queries):
         return max(0, lag)
 
     def leases_of(self, log: TopicLog, name: str, connection: int) -> int:
-        """How many unexpired leases a connection has."""
+        """The number of unexpired leases of a connection."""
         consumer = log.consumers.find(name) if log.consumers is not None else None
         if consumer is None:
             return 0
-        consumer.process_timeouts(
-            self.now_ms
-        )  # if that does not end all of them now, `on_settled` tells later
+        consumer.process_timeouts(self.now_ms)  # any left are reported by `on_settled` later
         return consumer.leases_of(connection)
 
-    # -- what is next --------------------------------------------------------------------------------------
+    # -- record selection ----------------------------------------------------------------------------------
 
     def _pick(
         self, log: TopicLog, consumer: Consumer, limit: int, max_bytes: int
     ) -> tuple[Page, Tombstone | None, int]:
-        """What to hand out next: records that are ready again, then chosen ones, then those that follow the cursor.
+        """Select records to deliver: returned ones, then initial ones, then those from the cursor on.
 
-        Returns the page, what was lost in front of the cursor, and where the cursor stands after it.
+        Returns the page, a tombstone for records lost at the cursor, and the cursor after the page.
         """
         consumer.process_timeouts(self.now_ms)
         if consumer.is_paused(self.now_ms):
@@ -247,7 +249,7 @@ class Leases(Writes, Queries):
                     self.reader.fill(log, page, picked)
                 again = len(returned)
                 if again and len(page.seqs) > again and page.seqs[again] < returned[-1]:
-                    # Of a queue that looks at everything again after a restart.
+                    # A queue rescans from the start after a restart, so undelivered records may precede returned ones.
                     page = page.take(sorted(range(len(page.seqs)), key=page.seqs.__getitem__))
                 return page, tombstone, cursor
             except DamagedSegment as damage:
@@ -257,7 +259,7 @@ class Leases(Writes, Queries):
                 consumer.put_back(returned)
                 if miss.count <= limits.COLD_BLOCKS_PER_READ or limit <= 1:
                     raise
-                limit = max(1, limit // 4)  # they lie too far apart to be fetched for one claim
+                limit = max(1, limit // 4)  # too far apart to fetch all of them for one claim
             except (TopicsError, OSError):
                 consumer.put_back(returned)
                 raise
@@ -273,7 +275,7 @@ class Leases(Writes, Queries):
         limit: int,
         budget: int,
     ) -> tuple[Page, int] | None:
-        """What most claims are: a few records, all of them in memory. None: look for them the long way."""
+        """Fast path for the common case: a few records, all in memory. None: use the general path."""
         is_plain = (
             consumer.filter is None and not consumer.initial_seqs and consumer.config.replay == "instant"
         )
@@ -293,7 +295,7 @@ class Leases(Writes, Queries):
     def _pick_returned(
         self, log: TopicLog, consumer: Consumer, policy: DeliveryPolicy, limit: int, budget: int
     ) -> tuple[list[int], int]:
-        """Records that are ready again, except those that have had their last delivery: they leave."""
+        """Records to redeliver. Those that have exhausted their deliveries are given up here."""
         picked: list[int] = []
         dead: list[int] = []
         for seq in consumer.take_returned():
@@ -302,7 +304,7 @@ class Leases(Writes, Queries):
             if is_dead or (policy.max_deliver and entry.deliveries >= policy.max_deliver):
                 dead.append(seq)
                 if len(dead) >= limits.CLAIM_MAX:
-                    self.claims_due[id(consumer)] = log, consumer  # the others leave in the next turns
+                    self.claims_due[id(consumer)] = log, consumer  # the rest in later turns
                     break
                 continue
             size = size_of(log, seq)
@@ -322,7 +324,7 @@ class Leases(Writes, Queries):
     def _pick_fresh(
         self, log: TopicLog, consumer: Consumer, cursor: int, stop: int, limit: int, budget: int
     ) -> tuple[list[tuple[Chunk, Picked]], int]:
-        """Records that were never handed out, and where the cursor stands behind them."""
+        """Undelivered records, and the cursor after them."""
         if consumer.initial_seqs:
             return rows_of(log, self._pick_initial(log, consumer, limit, budget)), cursor
         if consumer.config.replay == "original":
@@ -353,7 +355,7 @@ class Leases(Writes, Queries):
     def _pick_between(
         log: TopicLog, consumer: Consumer, cursor: int, stop: int, limit: int, budget: int
     ) -> tuple[list[int], int]:
-        """After a restart or a reset the cursor meets what is in hand: the records between, and the cursor behind them."""
+        """Records between pending entries that lie beyond the cursor, after a restart or reset; and the cursor after them."""
         found: list[int] = []
         for chunk, low, high in log.spans(max(cursor, log.first_seq), stop):
             rows = np.flatnonzero(chunk.live(low, high, frames.DEAD)) + low + chunk.first_seq
@@ -369,7 +371,7 @@ class Leases(Writes, Queries):
         return found, stop
 
     def _replay_stop(self, log: TopicLog, consumer: Consumer, cursor: int) -> int:
-        """Up to where records are due in their original time."""
+        """Replay original: the seq before which records are due."""
         first = self._next_live(log, consumer, cursor)
         if first is None:
             return log.view.head + 1
@@ -379,7 +381,7 @@ class Leases(Writes, Queries):
         return log.first_since(self.now_ms - consumer.replay_shift_ms + 1)
 
     def _replay_due(self, log: TopicLog, consumer: Consumer) -> int:
-        """When the next record is due in its original time; 0: there is none."""
+        """Replay original: when the next record is due; 0: there is none."""
         first = self._next_live(log, consumer, consumer.cursor)
         if first is None or consumer.replay_shift_ms is None:
             return 0
@@ -402,7 +404,7 @@ class Leases(Writes, Queries):
         cursor: int,
         tombstone: Tombstone | None,
     ) -> None:
-        """Hand out what was picked, and answer."""
+        """Lease the selected records and reply."""
         seqs = page.seqs
         has_moved = cursor != consumer.cursor
         if not seqs and not has_moved:
@@ -448,7 +450,7 @@ class Leases(Writes, Queries):
             self.ready.append((token, result))
 
     def _claimed(self, log: TopicLog, consumer: Consumer, tombstone: Tombstone | None = None) -> con.Claimed:
-        """The answer of a claim that got nothing."""
+        """An empty reply to a claim."""
         ready = self.ready_count(log, consumer)
         return con.Claimed(log.name, consumer.name, empty_page(log), [], [], [], ready, tombstone)
 
@@ -456,12 +458,12 @@ class Leases(Writes, Queries):
         self.add_frame(frames.encode_control(frames.LEASE, log.id, self.now_ms, event))
         self.touched[log.id] = log
 
-    # -- the last delivery ---------------------------------------------------------------------------------
+    # -- exhausted deliveries ------------------------------------------------------------------------------
 
     def _give_up_deliveries(
         self, log: TopicLog, consumer: Consumer, policy: DeliveryPolicy, seqs: list[int]
     ) -> None:
-        """They would be handed out once too often: they go to the dead letter topic, or nowhere."""
+        """Move records that have exhausted their deliveries to the dead letter topic, or discard them."""
         if policy.dead_letter is not None:
             by_reason: dict[tuple[int, str], list[int]] = {}
             for seq in seqs:
@@ -482,7 +484,7 @@ class Leases(Writes, Queries):
     def _move(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], target: str, deliveries: int, reason: str
     ) -> None:
-        """They are on their way to another topic, from the sync of this on."""
+        """Mark records as dead letters; they may be sent once this is synced."""
         assert log.consumers is not None
         self.reserve(CONTROL_BYTES + len(target) + len(reason) * 4 + len(seqs) * SEQ_BYTES)
         counts = [deliveries or consumer.entries[seq].deliveries for seq in seqs]
@@ -495,7 +497,7 @@ class Leases(Writes, Queries):
         self.add_op(Op(log, sync=True, dead_letters=log.consumers.next_dead_letter - 1))
 
     def note_dead_letters(self, log: TopicLog, *commands: con.MovesDeadLetters) -> None:
-        """These commands have just sent letters."""
+        """Tell these commands which dead letters they have caused, so that their replies can wait for those."""
         assert log.consumers is not None
         for command in commands:
             command.last_dead_letter, command.dead_letters_ms = (
@@ -513,12 +515,12 @@ class Leases(Writes, Queries):
             self.add_op(op)
 
     def _prune_skipped(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> None:
-        """What a filter left out may have been what a record was kept for."""
+        """Prune records that the cursor has skipped: the filter may have been the reason to keep them."""
         if consumer.filter is not None and log.config.retention == "interest" and first < stop:
             self._prune_range(log, first, stop, None)
 
     def _prune_settled(self, log: TopicLog, op: Op | None) -> None:
-        """What every consumer is done with goes, where records are kept for them alone."""
+        """Prune records that every consumer has passed."""
         named = log.consumers.named.values() if log.consumers is not None else ()
         if log.config.retention == "interest" and named:
             self._prune_range(log, log.first_seq, min(consumer.cursor for consumer in named), op)
@@ -538,12 +540,13 @@ class Leases(Writes, Queries):
         self._prune_later(log, PruneRequest(first, stop), op)
 
     def _prune_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
-        """Delete of these what is needed no more, if the topic's retention says so. If that takes longer than a turn, the answer
-        of the op waits for it.
+        """Delete those of these records that the topic's retention no longer keeps.
+
+        If that takes longer than a turn allows, the op's reply waits for it.
         """
         retention = log.config.retention
         if retention == "limits" or not seqs or log.config.type == "queue":
-            return  # what is done with a job is for the queue's own acks to say
+            return  # jobs of a queue are deleted by its acks only
         assert log.consumers is not None
         seqs = sorted(seqs)
         if retention == "work_queue":
@@ -553,83 +556,82 @@ class Leases(Writes, Queries):
         else:
             self._prune_later(log, PruneRequest(seqs[0], seqs[-1] + 1, seqs), op)
 
-    def _prune_later(self, log: TopicLog, pruning: PruneRequest, op: Op | None) -> None:
+    def _prune_later(self, log: TopicLog, request: PruneRequest, op: Op | None) -> None:
         assert log.consumers is not None
-        line = log.consumers.pruning
+        queue = log.consumers.pruning
         if op is not None and op.token is not None:
-            pruning.answer = Op(log, op.token, op.result, sync=op.sync, unordered=op.unordered)
+            request.answer = Op(log, op.token, op.result, sync=op.sync, unordered=op.unordered)
             op.token = None
-        last = line[-1] if line else None
-        # What nothing waits for is looked at together, so that the line stays short.
-        if last is not None and last.work is None and not (last.answer or last.seqs or pruning.answer):
-            last.first, last.stop = min(last.first, pruning.first), max(last.stop, pruning.stop)
+        last = queue[-1] if queue else None
+        # Requests without a reply are joined, so that the queue stays short.
+        if last is not None and last.work is None and not (last.answer or last.seqs or request.answer):
+            last.first, last.stop = min(last.first, request.first), max(last.stop, request.stop)
         else:
-            line.append(pruning)
+            queue.append(request)
         self.pruning[log.id] = log
 
     def run_pruning(self) -> None:
-        """A turn's share of looking for records that are needed no more."""
+        """Do one turn's share of pruning."""
         left = PRUNE_PER_TURN
         pending: dict[int, TopicLog] = {}
         while left > 0 and self.pruning and self.read_only is None:
             log = self.pruning.pop(next(iter(self.pruning)))
             assert log.consumers is not None
-            line = log.consumers.pruning
+            queue = log.consumers.pruning
             left -= 1
             try:
                 if not log.dropped:
                     self._touch(log)
-                    left -= self._prune_slice(log, line[0])
+                    left -= self._prune_slice(log, queue[0])
             except UpkeepPending:
                 pending[log.id] = log
                 continue
             except (TopicsError, OSError):
-                line[
-                    0
-                ].work = None  # what is left of it stays until a consumer is dropped or reset, or a restart
-            while line and (log.dropped or line[0].work is None):
-                done = line.popleft()
+                # The rest stays until a consumer is dropped or reset, or until a restart.
+                queue[0].work = None
+            while queue and (log.dropped or queue[0].work is None):
+                done = queue.popleft()
                 if done.answer is not None:
                     self.add_op(done.answer)
                 if not log.dropped:
                     break
-            if line:
+            if queue:
                 self.pruning[log.id] = log
         self.pruning |= pending
 
     def end_pruning(self, error: TopicsError | None = None) -> None:
-        """The shard stops, or takes no more changes. What is left is looked at after a restart."""
+        """Stop pruning: the shard stops or is read-only. The rest is checked after a restart."""
         for log in self.pruning.values():
             assert log.consumers is not None
-            for pruning in log.consumers.pruning:
-                if pruning.answer is not None and error is None:
-                    self.add_op(pruning.answer)
-                elif pruning.answer is not None:
-                    self.ready.append((pruning.answer.token, error))
+            for request in log.consumers.pruning:
+                if request.answer is not None and error is None:
+                    self.add_op(request.answer)
+                elif request.answer is not None:
+                    self.ready.append((request.answer.token, error))
             log.consumers.pruning.clear()
         self.pruning = {}
 
-    def _prune_slice(self, log: TopicLog, pruning: PruneRequest) -> int:
-        """Look at some; its `work` is None when that was the last of it."""
-        if pruning.work is None:
-            pruning.work = self._prune_steps(log, pruning)
+    def _prune_slice(self, log: TopicLog, request: PruneRequest) -> int:
+        """Do one slice; `work` is None when the request is done."""
+        if request.work is None:
+            request.work = self._prune_steps(log, request)
         used = 0
-        for units in pruning.work:
+        for units in request.work:
             used += units
             if used >= PRUNE_PER_SLICE:
                 return used
-        pruning.work = None
+        request.work = None
         return used
 
-    def _prune_steps(self, log: TopicLog, pruning: PruneRequest) -> Work:
-        at = pruning.first
-        while at < pruning.stop:
-            if pruning.seqs is not None:
-                start = bisect_left(pruning.seqs, at)
-                seqs = np.array(pruning.seqs[start : start + PRUNE_WINDOW], dtype=np.uint64)
+    def _prune_steps(self, log: TopicLog, request: PruneRequest) -> Work:
+        at = request.first
+        while at < request.stop:
+            if request.seqs is not None:
+                start = bisect_left(request.seqs, at)
+                seqs = np.array(request.seqs[start : start + PRUNE_WINDOW], dtype=np.uint64)
                 at = int(seqs[-1]) + 1
             else:
-                span = next(log.spans(max(at, log.first_seq), pruning.stop), None)
+                span = next(log.spans(max(at, log.first_seq), request.stop), None)
                 if span is None:
                     return
                 chunk, low, high = span
@@ -645,7 +647,7 @@ class Leases(Writes, Queries):
                 yield 4 * len(gone)
 
     def _unneeded_steps(self, log: TopicLog, seqs: Seqs) -> Generator[int, None, Seqs]:
-        """Which of these records no consumer needs. Who does not need one now will not later, unless it is changed or reset."""
+        """The records that no consumer needs. That can only change if a consumer is created, changed or reset."""
         consumers = log.consumers
         assert consumers is not None
         while True:
@@ -678,8 +680,8 @@ class Leases(Writes, Queries):
 
 
 def slice_budget(progress: SliceProgress) -> int:
-    """What is done at a time: somewhat more the longer it takes, and without a limit once it has taken longer than it should,
-    because of what changes meanwhile.
+    """The cost allowed for the next slice. It grows as the work goes on, and without bound once the estimate is exceeded
+    because of concurrent changes.
     """
     return max(
         CATCH_UP_US,
@@ -689,7 +691,7 @@ def slice_budget(progress: SliceProgress) -> int:
 
 
 def live_seqs(log: TopicLog, first: int, stop: int) -> Seqs:
-    """The live seqs of [first, stop)."""
+    """The live seqs in [first, stop)."""
     parts = [
         (np.flatnonzero(chunk.live(low, high, frames.DEAD)) + (low + chunk.first_seq)).astype(np.uint64)
         for chunk, low, high in log.spans(max(first, log.first_seq), stop)
@@ -698,7 +700,7 @@ def live_seqs(log: TopicLog, first: int, stop: int) -> Seqs:
 
 
 def ranges_of(seqs: Seqs) -> list[Range]:
-    """Ascending seqs as inclusive ranges."""
+    """Convert ascending seqs to inclusive ranges."""
     if not len(seqs):
         return []
     breaks = np.flatnonzero(np.diff(seqs) != 1)
@@ -708,7 +710,7 @@ def ranges_of(seqs: Seqs) -> list[Range]:
 
 
 def needed(consumer: Consumer, seqs: list[int], tags: list[bytes | None]) -> list[bool]:
-    """Which of these live records a consumer wants and has not settled."""
+    """Which of these live records match a consumer's filter and are not settled."""
     cursor, entries, initial = consumer.cursor, consumer.entries, consumer.initial_seqs
     matches = consumer.matches if len(seqs) <= FEW or consumer.filter is None else consumer.filter.matches
     is_needed = [
@@ -731,7 +733,7 @@ def empty_page(log: TopicLog) -> Page:
 
 
 def rows_of(log: TopicLog, seqs: list[int]) -> list[tuple[Chunk, Picked]]:
-    """Where these records lie, chunk by chunk."""
+    """The rows of these records, grouped by chunk."""
     picked: list[tuple[Chunk, list[int]]] = []
     for seq in seqs:
         found = log.find(seq)
@@ -755,7 +757,7 @@ def claimed_events(
     *,
     streamed: bool,
 ) -> Iterator[Event]:
-    """Records with one deadline are one event. With a backoff there may be several; the first moves the cursor."""
+    """One event per lease deadline; with a backoff there may be several. The first moves the cursor."""
     start = 0
     while start < len(seqs) or cursor:
         until_ms = deadlines[start] if seqs else 0
@@ -769,6 +771,6 @@ def claimed_events(
 
 
 def size_of(log: TopicLog, seq: int) -> int:
-    """The accounted bytes of a record."""
+    """The accounted size of a record in bytes."""
     found = log.find(seq)
     return found[0].get(found[1])[6] if found is not None else 0

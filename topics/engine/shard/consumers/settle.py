@@ -1,7 +1,7 @@
-"""What becomes of leases: acked, given back, extended, ended, or gone with their connection.
+"""Settling of leases: ack, nack, term, extend, and release when a connection closes.
 
-An ack waits as a delete of its topic's class does. What is given back or extended waits for nothing: a crash that undoes it
-lets the lease run out, or the record be handed out again.
+An ack is as durable as a delete in the topic's class. The reply to a nack or extend waits for nothing: if a crash undoes it,
+the lease expires or the record is redelivered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topics.engine.topic.consumer import (
 )
 from topics.engine.topic.log import Op, TopicLog
 
-SETTLED_PER_SLICE = 500  # leases of those that one command ends without naming them
+SETTLED_PER_SLICE = 500  # leases per slice of a command that settles many without naming them
 
 
 class Settling(Claims):
@@ -64,7 +64,7 @@ class Settling(Claims):
         self._finish_settle(log, consumer, op, result)
 
     def _finish_settle(self, log: TopicLog, consumer: Consumer, op: Op, result: con.Settled) -> None:
-        """Tell how the consumer stands now. If that is not known yet, the answer waits, and the change does not."""
+        """Add the consumer's counts to the reply. If they are not known yet, the reply waits, but the change does not."""
         if self.is_behind(log, consumer):
             if op.token is not None:
                 consumer.pending_replies.append(
@@ -86,14 +86,14 @@ class Settling(Claims):
         last: int,
         skipped: list[int],
     ) -> Work:
-        """All that is in hand up to this record is done."""
+        """Ack all pending records up to `last` (ack all), in slices."""
         result = con.Settled(command.topic, consumer.name, command.kind, 0, skipped, 0, 0)
-        in_hand = list(consumer.entries)
-        for start in range(0, len(in_hand), SETTLED_PER_SLICE):
+        pending = list(consumer.entries)
+        for start in range(0, len(pending), SETTLED_PER_SLICE):
             self._check_writable()
             if consumer.dropped:
                 raise ConsumerNotFound(log.name, consumer.name)
-            seqs = pending_up_to(consumer, in_hand[start : start + SETTLED_PER_SLICE], last)
+            seqs = pending_up_to(consumer, pending[start : start + SETTLED_PER_SLICE], last)
             op = Op(log, None, result)
             self._ack(log, consumer, seqs, op)
             self.count_live(op)
@@ -104,7 +104,7 @@ class Settling(Claims):
         self._finish_settle(log, consumer, op, result)
 
     def _held(self, consumer: Consumer, command: con.Settle) -> tuple[list[int], list[int]]:
-        """Which of the named records the node has leases on, and which not. A repeated one counts once."""
+        """Split the seqs into those the node has a valid lease on and the others. A repeated seq counts once."""
         entries, node = consumer.entries, command.node
         ids = command.lease_ids or [0] * len(command.seqs)
         held: dict[int, None] = {}
@@ -185,7 +185,7 @@ class Settling(Claims):
         policy: DeliveryPolicy,
         op: Op,
     ) -> None:
-        """Never again, whatever its deliveries: to the dead letter topic, or nowhere."""
+        """Stop redelivery: move the records to the dead letter topic, or discard them if there is none."""
         if not consumer.name:
             raise InvalidRequest("a queue does not support term; ack the job, or nack it with kind dead")
         if not seqs:
@@ -214,7 +214,7 @@ class Settling(Claims):
         op.unordered = True
 
     def _release(self, token: object, command: con.Release) -> None:
-        """A connection is gone. What it had is ready again; the log hears of it only where leases are kept."""
+        """A connection has closed: return its leases. Logged only if leases are durable."""
         log = self.published.get(command.topic)
         consumer = (
             log.consumers.find(command.consumer) if log is not None and log.consumers is not None else None
@@ -222,10 +222,10 @@ class Settling(Claims):
         if log is None or consumer is None:
             self.ready.append((token, con.Released(command.topic, 0)))
             return
-        claimer = consumer.parked.get(command.connection)
-        if claimer is not None:
-            assert isinstance(claimer, WaitingClaim)
-            self._unpark_claim(claimer)
+        claim = consumer.parked.get(command.connection)
+        if claim is not None:
+            assert isinstance(claim, WaitingClaim)
+            self._unpark_claim(claim)
         self.cold.withdraw_connection(command.connection)
         consumer.active_ms = self.now_ms
         consumer.process_timeouts(self.now_ms)
@@ -233,7 +233,7 @@ class Settling(Claims):
         if consumer.leases_of(command.connection) <= SETTLED_PER_SLICE:
             next(work, None)
         else:
-            self.long.start(token, command, log, work, refusable=False)  # one for each lost connection
+            self.long.start(token, command, log, work, refusable=False)  # no client would retry it
 
     def _release_steps(self, token: object, command: con.Release, log: TopicLog, consumer: Consumer) -> Work:
         released = 0
@@ -249,7 +249,7 @@ class Settling(Claims):
 
 
 def pending_up_to(consumer: Consumer, seqs: Iterable[int], last: int) -> list[int]:
-    """Those that are in hand, and not on their way to another topic, up to this one."""
+    """The pending seqs up to `last`, without those on their way to a dead letter topic."""
     entries = consumer.entries
     return sorted(
         seq
