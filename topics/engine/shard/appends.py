@@ -10,7 +10,6 @@ Each is decided on staged state and becomes log frames and an op.
 
 from __future__ import annotations
 
-import heapq
 import re
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
@@ -362,9 +361,9 @@ class Writes(Staging):
         nodes = log.nodes.add_all(records.nodes) if records.nodes is not None else None
         add_rows(log, offset, lengths, now_ms, flags, tags, nodes, sizes)
         if records.ttls_ms is not None:
-            for i, ttl_ms in enumerate(records.ttls_ms):
-                if ttl_ms:
-                    heapq.heappush(log.expiries, (now_ms + ttl_ms, first + i))
+            log.add_expiries(
+                (seq, now_ms + ttl_ms) for seq, ttl_ms in enumerate(records.ttls_ms, first) if ttl_ms
+            )
         if key is not None and log.config.idempotency_window_ms:
             entry, window_ms = (first, len(lengths), now_ms), log.config.idempotency_window_ms
             log.dedupe.add(key, entry, window_ms=window_ms, in_ram=ram)

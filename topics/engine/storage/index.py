@@ -33,6 +33,7 @@ class Chunk:
         "capacity",
         "closed",
         "count",
+        "expiries",
         "first_seq",
         "frame_bytes",
         "hashed",
@@ -62,6 +63,8 @@ class Chunk:
         # Ids of this segment's dictionary for the topic's tag and node strings, while it is open.
         self.tag_ids: dict[bytes, int] = {}
         self.node_ids: dict[bytes, int] = {}
+        # Row and expiry time of records with a TTL of their own that are not in the segment's files yet, by row.
+        self.expiries: list[tuple[int, int]] | tuple[()] = ()
         self.unmarked: list[tuple[int, int]] = []  # stored row spans whose delete is not yet in the .del file
         self.marked: Mask | None = None  # rows whose delete is
         self.hashed: IndexHash | None = None  # while it is open and has files
@@ -172,3 +175,4 @@ class Chunk:
         """Forget the rows from `count` on: they were staged and never written."""
         self.frame_bytes -= int(self._rows["length"][count : self.count].sum(dtype=np.int64))
         self.count = count
+        self.expiries = [entry for entry in self.expiries if entry[0] < count]

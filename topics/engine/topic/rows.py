@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -250,6 +250,19 @@ class TopicRows:
             records -= len(picked)
             size -= int(sizes[-1])
         return last
+
+    def add_expiries(self, entries: Iterable[tuple[int, int]]) -> None:
+        """Note seq and expiry time of records with a TTL of their own, ascending, whose rows have been added."""
+        chunk: Chunk | None = None
+        for seq, time in entries:
+            heapq.heappush(self.expiries, (time, seq))
+            if chunk is None or seq >= chunk.next_seq:
+                found = self.find(seq)
+                assert found is not None, "a row of every record"
+                chunk = found[0]
+            if not isinstance(chunk.expiries, list):
+                chunk.expiries = []
+            chunk.expiries.append((seq - chunk.first_seq, time))
 
     def expired_records(self, now_ms: int, limit: int) -> tuple[list[int], bool]:
         """Live records whose own TTL has expired, checking up to `limit`; and whether more are left to check."""

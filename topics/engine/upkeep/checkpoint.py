@@ -15,7 +15,7 @@ at any step leaves memory pointing at the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -113,6 +113,19 @@ class TopicRow(msgspec.Struct, array_like=True):
 
 
 @dataclass(slots=True)
+class _NewRows:
+    """A copy of the rows [first, stop) of a chunk, with the tag and node ids of its segment's dictionary."""
+
+    first: int
+    stop: int
+    rows: Rows
+    tag_ids: dict[bytes, int]
+    node_ids: dict[bytes, int]
+    tags: list[bytes] = field(default_factory=list)  # strings that are new to the dictionary
+    nodes: list[bytes] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class _SegmentCapture:
     """Rows and deletes of one chunk that this checkpoint writes to its segment."""
 
@@ -120,16 +133,12 @@ class _SegmentCapture:
     meta: SegmentMeta
     first: int  # rows [first, stop) are appended to the segment
     stop: int
-    rows: Rows
-    tags: list[bytes] = field(default_factory=list)
-    nodes: list[bytes] = field(default_factory=list)
+    new: _NewRows
     expiries: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[int] = field(default_factory=list)
     # Where the rows were at capture time: a record that is deleted during the checkpoint is still copied.
     runs: list[Run] = field(default_factory=list)
     marks: int = 0  # number of entries of the chunk's `unmarked` that `deleted` includes
-    tag_ids: dict[bytes, int] = field(default_factory=dict)
-    node_ids: dict[bytes, int] = field(default_factory=dict)
     seal: bool = False
     hashed: IndexHash = field(default_factory=IndexHash)
     marked: Mask | None = None
@@ -302,8 +311,11 @@ class Checkpointer:
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
                 continue
+            prepared = yield from self._prepare(log)
+            if log.dropped:
+                continue
             assert not shard.frames, "a capture must not contain changes that are not in the log"
-            captures.append(self._capture(log))
+            captures.append(self._capture(log, prepared))
             if i % limits.SLICE_TOPICS == 0:
                 yield None
         yield WaitSynced(wal.last_lsn)
@@ -337,7 +349,21 @@ class Checkpointer:
                     directory, meta = self.topic_dir(capture.log.id), part.meta
                     remove_segment(self._disk, directory, meta.first_seq, meta.generation)
 
-    def _capture(self, log: TopicLog) -> _TopicCapture:
+    def _prepare(self, log: TopicLog) -> Generator[None, None, dict[Chunk, _NewRows]]:
+        """Copy the new rows of a topic's full chunks, one chunk per slice.
+
+        This is most of a capture's work and can run ahead of it: until the capture a full chunk gains no rows, and nothing
+        about its rows changes but that some are deleted.
+        """
+        prepared: dict[Chunk, _NewRows] = {}
+        is_ephemeral = log.config.durability == "ephemeral"
+        for chunk in log.chunks[:-1]:
+            if chunk.count > chunk.stored and not (is_ephemeral and log.is_in_ram(chunk)):
+                prepared[chunk] = _copy_new_rows(log, chunk)
+                yield None
+        return prepared
+
+    def _capture(self, log: TopicLog, prepared: dict[Chunk, _NewRows]) -> _TopicCapture:
         """Copy the topic's state as of the last log entry. The copy is written once the log is synced up to there."""
         assert not log.is_unloaded, "a captured topic must be in memory"
         self._close_old_segment(log)
@@ -351,7 +377,7 @@ class Checkpointer:
             if not stores_ram and log.is_in_ram(chunk):
                 ram_ranges.append((chunk.first_seq, chunk.next_seq - 1))
                 continue
-            part = self._capture_chunk(log, chunk)
+            part = self._capture_chunk(log, chunk, prepared.get(chunk))
             if part is not None:
                 parts.append(part)
                 segments.append(part.meta)
@@ -409,7 +435,7 @@ class Checkpointer:
             if not last.closed and self._shard.now_ms - last.opened_ms >= age_max:
                 last.closed = True
 
-    def _capture_chunk(self, log: TopicLog, chunk: Chunk) -> _SegmentCapture | None:
+    def _capture_chunk(self, log: TopicLog, chunk: Chunk, new: _NewRows | None) -> _SegmentCapture | None:
         stop = chunk.count
         full = chunk.closed or stop >= chunk.rows_max
         seal = full and not (chunk.meta is not None and chunk.meta.sealed)
@@ -417,52 +443,24 @@ class Checkpointer:
         if not stop or idle:
             return None
         meta = msgspec.structs.replace(chunk.meta) if chunk.meta is not None else SegmentMeta(chunk.first_seq)
-        rows = chunk.rows[chunk.stored : stop].copy()
-        part = _SegmentCapture(chunk, meta, chunk.stored, stop, rows, runs=list(log.runs), seal=seal)
+        if new is None or (new.first, new.stop) != (chunk.stored, stop):
+            new = _copy_new_rows(log, chunk)
+        part = _SegmentCapture(chunk, meta, chunk.stored, stop, new, runs=list(log.runs), seal=seal)
         part.marked, part.mended = chunk.marked, chunk.mended
         part.live_bytes = _live_bytes(log, chunk)
         if chunk.hashed is not None:
             part.hashed = chunk.hashed.copy()
-        low = chunk.first_seq + chunk.stored
-        dead = ((rows["flags"] & frames.DEAD) != 0) | (rows["length"] == 0)
-        below = log.first_seq - low
-        if below > 0:
-            dead[:below] = True
-        rows["length"][dead] = 0
-        rows["flags"] &= 0xFF ^ frames.DEAD
-        for name in ("offset", "flags", "tag", "node", "size"):
-            rows[name][dead] = 0
-        self._assign_local_ids(log, chunk, part)
-        alive = (
-            {low + int(i): int(i) + chunk.stored for i in np.nonzero(rows["length"])[0]}
-            if log.expiries
-            else {}
-        )
-        part.expiries = [(alive[seq], time) for time, seq in log.expiries if seq in alive]
+        part.expiries = list(chunk.expiries)
+        dead = _dead_rows(log, chunk)
+        if dead.any():
+            for name in ("length", "offset", "flags", "tag", "node", "size"):
+                new.rows[name][dead] = 0
+            is_dead = dead.tolist()
+            part.expiries = [entry for entry in part.expiries if not is_dead[entry[0] - chunk.stored]]
         part.marks = len(chunk.unmarked)
         if chunk.unmarked:
             part.deleted = _dead_within(chunk, chunk.unmarked)
         return part
-
-    @staticmethod
-    def _assign_local_ids(log: TopicLog, chunk: Chunk, part: _SegmentCapture) -> None:
-        """Replace tag and node ids by the segment's own, which count from 1, and collect strings new to its dictionary."""
-        part.tag_ids, part.node_ids = dict(chunk.tag_ids), dict(chunk.node_ids)
-        for column, known, fresh, names in (
-            ("tag", part.tag_ids, part.tags, log.tags.strings.names),
-            ("node", part.node_ids, part.nodes, log.nodes.names),
-        ):
-            ids = part.rows[column]
-            used, where = np.unique(ids, return_inverse=True)
-            if not used.any():
-                continue
-            is_none = int(used[0] == 0)
-            texts = [names[string_id] or b"" for string_id in used[is_none:].tolist()]
-            fresh += [text for text in texts if text not in known]
-            known.update(zip(fresh, range(len(known) + 1, len(known) + 1 + len(fresh))))
-            local = np.zeros(len(used), dtype=np.uint32)
-            local[is_none:] = [known[text] for text in texts]
-            part.rows[column] = local[where]
 
     def _write_parts(self, captures: list[_TopicCapture]) -> Steps:
         """Write and sync the segment files, then seal closed segments. All file access runs off the event loop."""
@@ -490,7 +488,7 @@ class Checkpointer:
 
     def _copy_frames(self, log: TopicLog, part: _SegmentCapture) -> bytes:
         """Read the frames of the captured rows from the log and set the rows' offsets in the segment."""
-        rows = part.rows
+        rows = part.new.rows
         data = self._reader.frames_of(log, part.chunk, part.runs, np.flatnonzero(rows["length"]) + part.first)
         lengths = rows["length"].astype(np.int64)
         offsets = np.cumsum(lengths) - lengths + part.meta.data_bytes
@@ -507,7 +505,7 @@ class Checkpointer:
                     part.mended.write(self._disk, directory, part.meta)
                 writer = SegmentWriter(self._disk, directory, part.meta, part.hashed)
                 try:
-                    writer.append(data, part.rows, part.tags, part.nodes, part.expiries)
+                    writer.append(data, part.new.rows, part.new.tags, part.new.nodes, part.expiries)
                     if sync:
                         writer.sync()
                 finally:
@@ -581,17 +579,19 @@ class Checkpointer:
             chunk = part.chunk
             if part.stop > part.first:
                 target = chunk.rows[part.first : part.stop]
-                target["offset"] = part.rows["offset"]
-                target["length"] = part.rows["length"]
+                target["offset"] = part.new.rows["offset"]
+                target["length"] = part.new.rows["length"]
                 chunk.stored = part.stop
+                grown = chunk.count > part.stop
+                chunk.expiries = [entry for entry in chunk.expiries if entry[0] >= part.stop] if grown else ()
             # Records deleted since the capture still have to be marked in the segment's .del file.
             flags = chunk.rows["flags"][part.first : part.stop]
-            late = np.nonzero(((flags & frames.DEAD) != 0) & (part.rows["length"] > 0))[0]
+            late = np.nonzero(((flags & frames.DEAD) != 0) & (part.new.rows["length"] > 0))[0]
             chunk.unmarked = chunk.unmarked[part.marks :] + [
                 (int(i) + part.first, int(i) + part.first + 1) for i in late
             ]
             chunk.meta, chunk.marked, chunk.hashed, chunk.mended = part.meta, part.marked, part.hashed, None
-            chunk.tag_ids, chunk.node_ids = part.tag_ids, part.node_ids
+            chunk.tag_ids, chunk.node_ids = part.new.tag_ids, part.new.node_ids
             if part.seal:
                 chunk.closed = True
                 chunk.tag_ids, chunk.node_ids, chunk.hashed = {}, {}, None
@@ -733,6 +733,34 @@ class Checkpointer:
         late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
         meta.dead_bytes = int(rows["length"][late].sum(dtype=np.int64))
         chunk.unmarked = [(int(i), int(i) + 1) for i in late]
+
+
+def _dead_rows(log: TopicLog, chunk: Chunk) -> Mask:
+    """Which of a chunk's new rows are deleted, in the staged state."""
+    dead = ~chunk.live(chunk.stored, chunk.count, frames.DEAD)
+    dead[: max(0, log.first_seq - chunk.first_seq - chunk.stored)] = True
+    return dead
+
+
+def _copy_new_rows(log: TopicLog, chunk: Chunk) -> _NewRows:
+    rows = chunk.rows[chunk.stored :].copy()
+    dead = _dead_rows(log, chunk)
+    new = _NewRows(chunk.stored, chunk.count, rows, dict(chunk.tag_ids), dict(chunk.node_ids))
+    for column, known, fresh, names in (
+        ("tag", new.tag_ids, new.tags, log.tags.strings.names),
+        ("node", new.node_ids, new.nodes, log.nodes.names),
+    ):
+        used, where = np.unique(np.where(dead, 0, rows[column]), return_inverse=True)
+        if not used.any():
+            continue
+        is_none = int(used[0] == 0)
+        texts = [names[string_id] or b"" for string_id in used[is_none:].tolist()]
+        fresh += [text for text in texts if text not in known]
+        known.update(zip(fresh, range(len(known) + 1, len(known) + 1 + len(fresh))))
+        ids = np.zeros(len(used), dtype=np.uint32)
+        ids[is_none:] = [known[text] for text in texts]
+        rows[column] = ids[where]
+    return new
 
 
 def _dead_within(chunk: Chunk, spans: list[Range]) -> list[int]:

@@ -191,6 +191,9 @@ class Loader:
             # No segment files yet: the frames are in the snapshot row, which is in memory.
             chunk.meta, chunk.stored = None, 0
             chunk.tag_ids, chunk.node_ids, chunk.unmarked = {}, {}, []
+            chunk.expiries = list(
+                zip(content.expiries["row"].tolist(), content.expiries["time"].tolist(), strict=True)
+            )
         found.chunks.append(chunk)
         part = LoadPart(meta.first_seq, chunk.rows["tag"].astype(np.uint32), content.tags, live)
         chunk.rows["tag"] = yield from found.tags.load_steps(part)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -179,8 +177,7 @@ class Replay:
         nodes = self._strings(columns, "node") if combined & frames.HAS_NODE else None
         tag_ids = log.tags.add_batch(first, tags) if tags is not None else None
         node_ids = log.nodes.add_all(nodes) if nodes is not None else None
-        if combined & frames.HAS_EXT:
-            self._extensions(log, columns, first, sizes)
+        expiries = self._extensions(log, columns, first, sizes) if combined & frames.HAS_EXT else []
         if not log.runs or log.runs[-1][1] != number:
             log.runs.append((first, number))
         offsets = starts + shift
@@ -211,6 +208,7 @@ class Replay:
                 )  # fmt: skip
             log.next_seq += stop - at
             at = stop
+        log.add_expiries(expiries)
         op.count += count
         op.bytes += int(sizes.sum())
 
@@ -227,18 +225,23 @@ class Replay:
             for begin, end, present in zip(begins.tolist(), ends.tolist(), wanted.tolist(), strict=True)
         ]
 
-    def _extensions(self, log: TopicLog, columns: Columns, first: int, sizes: npt.NDArray[np.int64]) -> None:
+    def _extensions(
+        self, log: TopicLog, columns: Columns, first: int, sizes: npt.NDArray[np.int64]
+    ) -> list[tuple[int, int]]:
+        """Apply sizes and idempotency keys; return the seq and expiry time of each record that has one."""
+        expiries: list[tuple[int, int]] = []
         window_ms = log.config.idempotency_window_ms
         for i in np.nonzero(columns.headers["flags"] & frames.HAS_EXT)[0].tolist():
             found = frames.read_extensions(columns.buffer, int(columns.starts[i]))
             if frames.EXT_SIZE in found:
                 sizes[i] = int.from_bytes(found[frames.EXT_SIZE], "little")
             if frames.EXT_EXPIRES in found:
-                heapq.heappush(log.expiries, (int.from_bytes(found[frames.EXT_EXPIRES], "little"), first + i))
+                expiries.append((first + i, int.from_bytes(found[frames.EXT_EXPIRES], "little")))
             if frames.EXT_KEY in found and window_ms:
                 count = int.from_bytes(found[frames.EXT_BATCH], "little")
                 entry = (first + i, count, int(columns.headers["ts"][i]))
                 log.dedupe.add(found[frames.EXT_KEY], entry, window_ms=window_ms)
+        return expiries
 
     # -- control -------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from tests.support.faults import fault
 from topics.api.config import EngineConfig, TopicConfig
 from topics.engine.commands import topics as c
 from topics.engine.core.subjects import TagMatch
+from topics.engine.runtime import background
 from topics.engine.storage.frames import DEAD
 from topics.engine.storage.sealing import drain, read_sum, verify_steps
 from topics.engine.storage.segments import SegmentMeta
@@ -507,3 +508,53 @@ def test_a_small_topic_whose_log_has_rotted_is_not_taken_for_good() -> None:
     h.checkpoint()
     assert h.engine.shard.read_only is not None and "damage" in h.engine.shard.read_only
     assert h.snapshots() == []
+
+
+@pytest.mark.parametrize("turns", [1, 3, 6, 12])
+@pytest.mark.parametrize("end", ["kill_and_open", "power_cut"])
+def test_a_topic_of_many_chunks_is_captured_in_slices_beside_writes_and_deletes(
+    turns: int, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "SLICES_PER_TURN", 1)
+    h = Harness(SMALL)
+    h.put("t")
+    h.append(
+        "t",
+        *numbered(1, 40),
+        tags=[b"tag %d" % i for i in range(40)],
+        ttls_ms=[100_000 * i for i in range(10, 50)],
+    )
+    model = dict(expected(*range(1, 41)))
+    h.engine.checkpoint()
+    for turn in range(turns):
+        h.append("t", *numbered(41 + turn, 1), tag=b"late")
+        model |= dict(expected(41 + turn))
+        for seq in (2 + 3 * turn, 40 - 2 * turn):
+            h.do(c.Delete("t", seqs=[seq]))
+            model.pop(seq, None)
+    if turns == 12:
+        h.rest()
+        assert h.engine.counters["checkpoints"] == 1
+    if end == "power_cut":
+        h.power_cut()
+        h.open()
+    else:
+        h.kill_and_open()
+    assert dict(h.rows("t")) == model
+    tags = h.do(c.CountByTag("t", TagMatch("Glob", b"*"), limit=100)).counts
+    assert dict(tags) == {b"tag %d" % (seq - 1): 1 for seq in model if seq <= 40} | {b"late": turns}
+    h.engine.check_invariants()
+    h.pass_time(2_950_000)
+    assert h.seqs("t") == [seq for seq in model if seq > 20], "each record has kept its own TTL"
+
+
+def test_a_checkpoint_looks_at_the_ttls_of_new_records_only() -> None:
+    h = Harness(SMALL)
+    h.put("t")
+    h.append("t", *numbered(1, 40), ttls_ms=[1000] * 40)
+    (log,) = (log for log in h.engine.shard.staged.values() if log.name == "t")
+    assert sum(len(chunk.expiries) for chunk in log.chunks) == 40
+    h.checkpoint()
+    assert sum(len(chunk.expiries) for chunk in log.chunks) == 0
+    h.append("t", *numbered(41, 1), ttls_ms=[1000])
+    assert sum(len(chunk.expiries) for chunk in log.chunks) == 1
