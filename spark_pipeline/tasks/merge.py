@@ -22,9 +22,9 @@ import numpy.typing as npt
 from spark_pipeline.tasks.segments import SegmentReader
 from topics.api.errors import Corrupt, TopicsError
 from topics.api.limits import MIB
+from topics.engine.storage.delete_marks import mark_blocks
 from topics.engine.storage.files import DIGEST_BYTES, HEADER_BYTES, Hasher, header, with_digest, xxh
 from topics.engine.storage.frames import DEAD
-from topics.engine.storage.marks import mark_blocks
 from topics.engine.storage.merge_plan_file import FailedSidecar, PlanGroup, PlanInput, Sidecar, decode_sidecar
 from topics.engine.storage.sealing import Sum
 from topics.engine.storage.segments import (

@@ -21,7 +21,7 @@ from tests.support.in_process import call
 from tests.support.length import pick
 from tests.support.merger import Merger
 from tests.support.server import Reply, Server, until
-from topics.engine.storage.manifest import is_of_manifests
+from topics.engine.storage.manifest import is_manifest_file
 from workers import verify
 from workers.shard.local_store import LocalSegmentStore
 
@@ -32,7 +32,7 @@ COUNT = 45
 def cold_files(server: Server) -> dict[str, bytes]:
     """Those of segments: manifests, which list them, are written some time after a move."""
     root = server.folder / "cold" / "topics"
-    files = [path for path in root.rglob("*") if path.is_file() and not is_of_manifests(path.name)]
+    files = [path for path in root.rglob("*") if path.is_file() and not is_manifest_file(path.name)]
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 

@@ -30,9 +30,9 @@ from topics.engine.storage.manifest import (
     dead_name,
     decode_dead,
     decode_manifest,
-    is_of_manifests,
+    is_manifest_file,
     manifest_name,
-    pinned_id,
+    pin_id,
 )
 from topics.engine.storage.segment_store import DiskSegmentStore
 from topics.engine.storage.segments import parse_segment_name
@@ -424,7 +424,7 @@ def check_tidy(
             is_kept = any(first <= parsed[0] <= last for first, last, _ in losses[directory])
             assert is_kept or (parsed[0], parsed[1]) in directories[directory], f"{path} is nobody's any more"
         else:
-            assert is_of_manifests(name) and pinned_id(name) is None, f"{path} is left of a pin"
+            assert is_manifest_file(name) and pin_id(name) is None, f"{path} is left of a pin"
 
 
 _PATHS = {

@@ -22,8 +22,7 @@ from tests.support.stores import ObjectStore
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.engine.commands import topics as c
-from topics.engine.storage.cold_files import MOVE_KIND
-from topics.engine.storage.segment_store import DiskSegmentStore
+from topics.engine.storage.segment_store import COLD_IO_KIND, DiskSegmentStore
 from topics.engine.storage.segments import COLD
 
 PAD = 600_000  # a segment of four records has three blocks
@@ -83,7 +82,7 @@ def test_one_job_is_a_piece() -> None:
         while h.jobs:
             kind, before = h.jobs[0].kind, len(h.line.reads(".data"))
             h.run_job()
-            if kind == MOVE_KIND:
+            if kind == COLD_IO_KIND:
                 pieces.append(len(h.line.reads(".data")) - before)
     assert moves(h) == 1
     assert sum(pieces) == 3
@@ -163,9 +162,9 @@ def test_a_stop_does_not_wait_for_a_piece_that_is_on_its_way() -> None:
     """Another thread is in the middle of it."""
     h = filled(segments=1)
     h.engine.checkpoint()
-    while h.engine.checkpointer.cold_job_chunk is None or not any(job.kind == MOVE_KIND for job in h.jobs):
+    while h.engine.checkpointer.cold_job_chunk is None or not any(job.kind == COLD_IO_KIND for job in h.jobs):
         h.run_job() if h.jobs else h.ask()
-    (job,) = [job for job in h.jobs if job.kind == MOVE_KIND]
+    (job,) = [job for job in h.jobs if job.kind == COLD_IO_KIND]
     reached, free = threading.Event(), threading.Event()
 
     def hang(name: str, key: str) -> None:

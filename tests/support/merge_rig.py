@@ -20,7 +20,7 @@ from topics.engine.storage.manifest import (
     decode_current,
     decode_dead,
     decode_manifest,
-    is_of_manifests,
+    is_manifest_file,
     manifest_name,
 )
 from topics.engine.storage.segments import parse_segment_name
@@ -148,7 +148,7 @@ def check_tidy(h: Harness, note: object = "") -> None:
         name = key.rpartition("/")[2]
         parsed = parse_segment_name(name)
         if parsed is None:
-            assert is_of_manifests(name), (note, key)
+            assert is_manifest_file(name), (note, key)
         else:
             found.add((parsed[0], parsed[1]))
     assert found == named, (note, found, named)

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from topics.engine.core.ports import SegmentStore
+from topics.engine.storage.delete_marks import salvage_deleted
 from topics.engine.storage.files import HEADER_BYTES, header, with_digest, xxh
-from topics.engine.storage.marks import salvage_deleted
 from topics.engine.storage.sealing import Sum
 from topics.engine.storage.segments import (
     BLOCK_BYTES,

@@ -12,7 +12,7 @@ from tests.support.engine_harness import (
 )
 from tests.support.stores import ObjectStore
 from topics.api import limits
-from topics.engine.storage.manifest import is_of_manifests
+from topics.engine.storage.manifest import is_manifest_file
 
 TIERED = msgspec.structs.replace(SMALL, hot_retain_segments=1, cold_cache_bytes=1 << 20)
 SECRET = b'"the secret that nobody may find again: 4711-0815"'
@@ -58,7 +58,7 @@ def data_files(h: Harness) -> list[str]:
 def cold_files(h: Harness) -> list[str]:
     assert isinstance(h.cold, ObjectStore)
     names = [key.rpartition("/")[2] for key in sorted(h.cold.objects)]
-    return [name for name in names if not is_of_manifests(name)]
+    return [name for name in names if not is_manifest_file(name)]
 
 
 def tiers(h: Harness, topic: str = "t") -> list[str]:

@@ -23,9 +23,9 @@ from topics.cli.formatting import format_size, printable, table
 from topics.cli.options import cold_dir_option, complete_directory, non_empty
 from topics.engine.storage.files import HEADER_BYTES, TEMP_SUFFIX, check_digest_file
 from topics.engine.storage.layout import COLD_ID_NAME, LAYOUT_NAME, Layout, decode_layout, generation_of
-from topics.engine.storage.manifest import is_of_manifests
+from topics.engine.storage.manifest import is_manifest_file
 from topics.engine.storage.segments import parse_segment_name
-from topics.engine.storage.snapshot import MAGIC, list_snapshots, rows_in_turn, snapshot_path
+from topics.engine.storage.snapshot import MAGIC, iter_rows, list_snapshots, snapshot_path
 from topics.engine.storage.transaction_file import parse_name
 from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, file_number
 from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
@@ -244,7 +244,7 @@ class _Scan:
             self._add("transactions", size)
         elif segment is not None:
             self._add(f"{tier} {_SUFFIXES[segment[2]]}", size)
-        elif tier == "cold" and is_of_manifests(name):
+        elif tier == "cold" and is_manifest_file(name):
             self._add("manifests", size)
         else:
             self._add("staging" if name.endswith(TEMP_SUFFIX) else "other", size)
@@ -302,7 +302,7 @@ class _Scan:
         start, end = check_digest_file(self.disk, path, MAGIC)
         found: list[TopicUsage] = []
         pending: tuple[int, bytes] | None = None  # one row behind: the last row is the count of topics
-        for number, row in enumerate(rows_in_turn(self.disk, path, start, end)):
+        for number, row in enumerate(iter_rows(self.disk, path, start, end)):
             if number == 1:
                 _decode(path, pending, ShardRow)
             elif pending is not None:

@@ -17,10 +17,10 @@ from tests.support.sim_disk import SimDisk
 from topics.api.errors import Corrupt, UnsupportedFormat
 from topics.cli.inspect_file import json_text, lines
 from topics.engine.core.ports import Disk
+from topics.engine.storage.delete_marks import read_deleted
 from topics.engine.storage.files import HEADER_BYTES, xxh
 from topics.engine.storage.frames import frame_is_valid
 from topics.engine.storage.intents import intent_path, pending_intents, write_intent
-from topics.engine.storage.marks import read_deleted
 from topics.engine.storage.sealing import meta_from_sum, read_sum
 from topics.engine.storage.segments import SegmentMeta, parse_segment_name, read_dict, read_rows
 from topics.engine.storage.snapshot import list_snapshots, read_snapshot

@@ -19,10 +19,10 @@ from topics.engine.reading.reader import Reader
 from topics.engine.shard.staging import CONTROL_BYTES
 from topics.engine.shard.state_machine import Shard
 from topics.engine.storage import frames
-from topics.engine.storage.cold_files import MOVE_KIND, SUFFIXES, delete_keys, delete_segment
 from topics.engine.storage.files import read_exact
 from topics.engine.storage.index import Chunk, Rows
 from topics.engine.storage.sealing import drain, read_sum, rewrite_steps
+from topics.engine.storage.segment_store import COLD_IO_KIND, SEGMENT_SUFFIXES, delete_keys, delete_segment
 from topics.engine.storage.segments import (
     BLOCK_BYTES,
     COLD,
@@ -160,7 +160,7 @@ class ColdEraser:
     def _copy_unverified(self, directory: str, meta: SegmentMeta) -> str:
         """Put the files into the store and read them back. No block digests are checked: there may be damaged records."""
         store, disk = self._store, self._disk
-        for suffix in SUFFIXES:
+        for suffix in SEGMENT_SUFFIXES:
             if suffix == "dict" and not meta.dict_bytes:
                 continue
             path = segment_path(directory, meta, suffix)
@@ -174,7 +174,7 @@ class ColdEraser:
 
 
 def _run(work: Callable[[], object]) -> Blocking:
-    return Blocking(MOVE_KIND, work)
+    return Blocking(COLD_IO_KIND, work)
 
 
 def _blocks(disk: Disk, path: str) -> Iterator[bytes]:

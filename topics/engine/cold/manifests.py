@@ -18,7 +18,6 @@ from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.state_machine import Shard
-from topics.engine.storage.cold_files import MOVE_KIND, delete_keys, read_whole
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.frames import DELETED
 from topics.engine.storage.manifest import (
@@ -38,10 +37,11 @@ from topics.engine.storage.manifest import (
     encode_pin,
     manifest_name,
     manifest_number,
+    pin_id,
     pin_name,
-    pinned_id,
 )
 from topics.engine.storage.sealing import read_sum
+from topics.engine.storage.segment_store import COLD_IO_KIND, delete_keys, read_small_file
 from topics.engine.storage.segments import COLD, Mask, Rows, SegmentMeta, segment_name
 from topics.engine.topic.log import Loss, TopicLog
 from topics.engine.topic.merges import Merges
@@ -156,7 +156,7 @@ class Manifests:
         signature = _signature(cold_metas(log))
         captured = self._capture(log)
         try:
-            manifest: Manifest = yield Blocking(MOVE_KIND, partial(self._write, captured))
+            manifest: Manifest = yield Blocking(COLD_IO_KIND, partial(self._write, captured))
         except OSError:
             self.due[log.id] = log
             raise
@@ -312,7 +312,7 @@ class Manifests:
         assert store is not None
         content = encode_pin(Pin(pin.manifest, pin.expires_at_ms))
         key = f"{self._reader.topic_dir(topic_id)}/{pin_name(snapshot_id)}"
-        yield Blocking(MOVE_KIND, lambda: store.put(key, [content]))
+        yield Blocking(COLD_IO_KIND, lambda: store.put(key, [content]))
 
     def _end_pin(self, topic_id: int, snapshot_id: str) -> Steps:
         store = self._store
@@ -344,10 +344,10 @@ class Manifests:
         self._numbers[topic_id] = manifests
         stale: list[str] = []
         for name in names:
-            snapshot_id = pinned_id(name)
+            snapshot_id = pin_id(name)
             if snapshot_id is None:
                 continue
-            pin = yield Blocking(MOVE_KIND, partial(self._read_pin, directory, name))
+            pin = yield Blocking(COLD_IO_KIND, partial(self._read_pin, directory, name))
             if pin is None or pin.expires_at_ms <= self._shard.now_ms:
                 stale.append(f"{directory}/{name}")
             else:
@@ -363,9 +363,9 @@ class Manifests:
         assert store is not None
         try:
             path = f"{directory}/{name}"
-            pin = decode_pin(path, read_whole(store, path, SMALL_BYTES_MAX))
+            pin = decode_pin(path, read_small_file(store, path, SMALL_BYTES_MAX))
             path = f"{directory}/{manifest_name(pin.manifest)}"
-            manifest = decode_manifest(path, read_whole(store, path, MANIFEST_BYTES_MAX))
+            manifest = decode_manifest(path, read_small_file(store, path, MANIFEST_BYTES_MAX))
         except (TopicsError, FileNotFoundError):
             return None
         names = frozenset((one.first_seq, one.generation) for one in manifest.segments)

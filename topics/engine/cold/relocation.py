@@ -35,11 +35,11 @@ from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.staging import EraseRequest
 from topics.engine.shard.state_machine import Shard
-from topics.engine.storage.cold_files import INDEX_SUFFIXES, MOVE_KIND, delete_keys, delete_segment
 from topics.engine.storage.files import is_out_of_resources, read_exact, read_file, xxh
 from topics.engine.storage.index import Chunk
 from topics.engine.storage.layout import COLD_ID_NAME
 from topics.engine.storage.sealing import read_sum
+from topics.engine.storage.segment_store import COLD_IO_KIND, INDEX_SUFFIXES, delete_keys, delete_segment
 from topics.engine.storage.segments import (
     BLOCK_BYTES,
     COLD,
@@ -180,7 +180,7 @@ class Relocator:
         self._shard.counters[name] = self._shard.counters.get(name, 0) + 1
 
     def _run(self, work: Callable[[], object]) -> Blocking:
-        return Blocking(MOVE_KIND, work)
+        return Blocking(COLD_IO_KIND, work)
 
     # -- moving --------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Relocator:
         copies.add((meta.first_seq, meta.generation))
         copied = yield from self.pace.steps(
             self._copy_steps(directory, meta),
-            kind=MOVE_KIND,
+            kind=COLD_IO_KIND,
             steps=1,
             step_bytes=BLOCK_BYTES,
             total=meta.data_bytes + meta.idx_bytes,

@@ -15,7 +15,7 @@ from topics.engine.core.ports import SegmentStore
 from topics.engine.core.tasks import Blocking, Steps
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.state_machine import Shard
-from topics.engine.storage.cold_files import MOVE_KIND, delete_segment
+from topics.engine.storage.segment_store import COLD_IO_KIND, delete_segment
 from topics.engine.storage.segments import COLD, SegmentMeta
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import Merged
@@ -146,7 +146,7 @@ class Retirement:
             removed: set[Name] = set()
             try:
                 for name in names:
-                    yield Blocking(MOVE_KIND, partial(self._remove, topic_id, name))
+                    yield Blocking(COLD_IO_KIND, partial(self._remove, topic_id, name))
                     removed.add(name)
             finally:
                 # Not logged: a recovery from an older state finds that the files are removed.

@@ -209,7 +209,7 @@ class Reader:
         spans: list[_Span] = []
         offsets, lengths = [0] * chunk.count, [0] * chunk.count
         size = 0
-        for offset, length, _, flags, _, _, _ in chunk.each():
+        for offset, length, _, flags, _, _, _ in chunk.iter_rows():
             row += 1
             seq = chunk.first_seq + row
             if flags & DEAD or not length or seq < floor:

@@ -28,11 +28,11 @@ class RowFilter:
     __slots__ = ("_excluded", "_match", "_names", "_names_left", "_only", "_rows_left", "_step", "_verdicts")
 
     def __init__(self, log: TopicLog, nodes: tuple[bytes, ...], match: TagMatch | TagFilter | None) -> None:
-        self._excluded = [i for node in nodes for i in log.nodes.every_id_of(node)]
+        self._excluded = [i for node in nodes for i in log.nodes.all_ids_of(node)]
         self._match = match
         self._names = log.tags.strings.names
         literal = match.literal if match is not None else None
-        self._only = log.tags.strings.every_id_of(literal) if literal is not None else None
+        self._only = log.tags.strings.all_ids_of(literal) if literal is not None else None
         # Per tag id: 0 not evaluated yet, 1 matches, 2 does not. Untagged rows (id 0) never match.
         several = match is not None and literal is None
         self._verdicts = np.zeros(len(self._names) if several else 1, dtype=np.uint8)

@@ -23,13 +23,13 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.reading.cold_blocks import READ_KIND
 from topics.engine.runtime.background import Background
 from topics.engine.runtime.group_commit import FULL_RETRY_MS
-from topics.engine.storage.cold_files import MOVE_KIND
+from topics.engine.storage.segment_store import COLD_IO_KIND
 from topics.engine.upkeep.recovery import Recovery
 from topics.engine.upkeep.recovery_report import RecoveryReport
 
 CHECKPOINT_CHECK_MS = 5000
 COLD_KINDS = frozenset(
-    (READ_KIND, MOVE_KIND)
+    (READ_KIND, COLD_IO_KIND)
 )  # jobs that may take as long as they like, and are not waited for at the end
 TRUST_MS = 60_000  # what was read and proved right is believed for so long: disks rot while they run
 

@@ -29,7 +29,7 @@ from topics.engine.shard.transactions import Transaction, Transactions
 from topics.engine.storage import frames
 from topics.engine.storage.files import is_out_of_resources
 from topics.engine.storage.transaction_file import (
-    Placed,
+    ChunkPosition,
     encode_decision,
     read_chunks,
     read_decision,
@@ -44,7 +44,7 @@ REPORTED_MAX = 20  # parts that a refusal names, and chunks of each
 FORGOTTEN_BYTES = limits.TXN_PRODUCERS_FORGOTTEN_MAX * (limits.KEY_BYTES_MAX + 4)
 PARTS_PER_SLICE = 4096
 
-ChunkSelection = tuple[list[Placed], int]  # chunks in order, and the size of the largest record
+ChunkSelection = tuple[list[ChunkPosition], int]  # chunks in order, and the size of the largest record
 
 
 class Committing(Transactions):
@@ -228,7 +228,7 @@ class Committing(Transactions):
         self, txn: Transaction, parts: list[tuple[str, int, int]]
     ) -> Generator[None, Any, ChunkSelection]:
         """The chunks that a commit names."""
-        chosen: list[Placed] = []
+        chosen: list[ChunkPosition] = []
         largest = 0
         problems: list[dict[str, object]] = []
         for i, (part, count, records) in enumerate(parts):
@@ -263,7 +263,7 @@ class Committing(Transactions):
             self._check_room(log, log.config, log.name, records, size, largest)
         self._check_producers(log.transactions, txn.producer)
 
-    def _check_read(self, txn: Transaction, chosen: list[Placed], read: list[Records | None]) -> None:
+    def _check_read(self, txn: Transaction, chosen: list[ChunkPosition], read: list[Records | None]) -> None:
         """A chunk that has rotted can be staged again."""
         rotten = {placed[0] for placed, records in zip(chosen, read, strict=True) if records is None}
         if not rotten:
@@ -351,7 +351,7 @@ class Committing(Transactions):
         return self.has_room(self._need(txn, made) + len(read) * CONTROL_BYTES)
 
     def _append_slice(
-        self, txn: Transaction, decision: Decision, placed: list[Placed], read: list[Records | None]
+        self, txn: Transaction, decision: Decision, placed: list[ChunkPosition], read: list[Records | None]
     ) -> None:
         log = txn.log
         sync = log.config.durability == "fsync"
@@ -419,7 +419,7 @@ def _sizes(records: Records) -> list[int]:
     return records.sizes if records.sizes is not None else [len(payload) for payload in records.payloads]
 
 
-def _fits_one_entry(chosen: list[Placed]) -> bool:
+def _fits_one_entry(chosen: list[ChunkPosition]) -> bool:
     if len(chosen) <= 1:
         return True
     records = sum(placed[2] for placed in chosen)
@@ -427,7 +427,7 @@ def _fits_one_entry(chosen: list[Placed]) -> bool:
     return records <= limits.TXN_WHOLE_RECORDS and size <= limits.TXN_WHOLE_BYTES
 
 
-def _next_slice(order: list[Placed], done: int) -> list[Placed]:
+def _next_slice(order: list[ChunkPosition], done: int) -> list[ChunkPosition]:
     stop, records, size = done, 0, 0
     while stop < len(order):
         records += order[stop][2]

@@ -36,12 +36,12 @@ class Chunk:
         "expiries",
         "first_seq",
         "frame_bytes",
-        "hashed",
+        "index_hash",
         "marked",
-        "mended",
         "meta",
         "node_ids",
         "opened_ms",
+        "rebuilt_index",
         "rows_max",
         "stored",
         "tag_ids",
@@ -67,16 +67,16 @@ class Chunk:
         self.expiries: list[tuple[int, int]] | tuple[()] = ()
         self.unmarked: list[tuple[int, int]] = []  # stored row spans whose delete is not yet in the .del file
         self.marked: Mask | None = None  # rows whose delete is
-        self.hashed: IndexHash | None = None  # while it is open and has files
-        self.mended: IndexFiles | None = None  # to be written before it grows on
+        self.index_hash: IndexHash | None = None  # while it is open and has files
+        self.rebuilt_index: IndexFiles | None = None  # to be written before it grows on
 
     @classmethod
-    def loaded(cls, meta: SegmentMeta, rows: Rows, rows_max: int, opened_ms: int) -> Chunk:
+    def from_rows(cls, meta: SegmentMeta, rows: Rows, rows_max: int, opened_ms: int) -> Chunk:
         """A chunk over rows that were read from an .idx file."""
-        return cls.over(meta, bytearray(rows.view(np.uint8)), opened_ms, rows_max)
+        return cls.from_buffer(meta, bytearray(rows.view(np.uint8)), opened_ms, rows_max)
 
     @classmethod
-    def over(cls, meta: SegmentMeta, buffer: bytearray, opened_ms: int, rows_max: int = 0) -> Chunk:
+    def from_buffer(cls, meta: SegmentMeta, buffer: bytearray, opened_ms: int, rows_max: int = 0) -> Chunk:
         """A chunk over a buffer of rows, which is its own from here on."""
         count = len(buffer) // ROW_BYTES
         chunk = cls(meta.first_seq, max(rows_max, count), opened_ms)
@@ -142,7 +142,7 @@ class Chunk:
         """offset, length, ts, flags, tag, node, size of row `i`."""
         return ROW_STRUCT.unpack_from(self._buffer, i * ROW_BYTES)
 
-    def each(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
+    def iter_rows(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
         """`get` of every row, for a chunk of a few."""
         return ROW_STRUCT.iter_unpack(memoryview(self._buffer)[: self.count * ROW_BYTES])
 

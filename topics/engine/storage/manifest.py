@@ -111,14 +111,14 @@ def manifest_number(name: str) -> int | None:
     return int(match[2]) if match else None
 
 
-def pinned_id(name: str) -> str | None:
+def pin_id(name: str) -> str | None:
     match = _PIN.fullmatch(name)
     return match[1] if match else None
 
 
-def is_of_manifests(name: str) -> bool:
+def is_manifest_file(name: str) -> bool:
     """Whether a file in a topic's directory is one of those that are described here."""
-    return name == CURRENT_NAME or manifest_number(name) is not None or pinned_id(name) is not None
+    return name == CURRENT_NAME or manifest_number(name) is not None or pin_id(name) is not None
 
 
 # ── Manifests ─────────────────────────────────────────────────────────────────────────

@@ -1,7 +1,7 @@
 """Plans of merges: which segments are to become one, and the files by which a server and a job speak of it.
 
     staging/plans/<plan id>/plan.json             the plan, as it is answered; put there first, so that the rest has an owner
-    staging/plans/<plan id>/seg-….del             what of an input was dead when the plan was made, in the format of marks.py
+    staging/plans/<plan id>/seg-….del             what of an input was dead when the plan was made, in the format of delete_marks.py
     staging/plans/<plan id>/group-<k>.<attempt>.{data,idx,dict,sum}     what a job makes of group k
     staging/plans/<plan id>/group-<k>.json        its sidecar: renamed into place when all of that is synced
 
@@ -102,22 +102,22 @@ class FailedSidecar(msgspec.Struct, frozen=True):
 # ── Names ─────────────────────────────────────────────────────────────────────────────
 
 
-def staging_of(plan_id: str) -> str:
+def staging_dir(plan_id: str) -> str:
     return f"{STAGING}/{plan_id}"
 
 
-def plan_of_key(key: str) -> tuple[str, str] | None:
+def parse_staging_key(key: str) -> tuple[str, str] | None:
     """Plan and file name of something in staging."""
     plan_id, _, name = key.removeprefix(f"{STAGING}/").partition("/")
     return (plan_id, name) if _ID.fullmatch(plan_id) and name else None
 
 
 def sidecar_key(plan_id: str, group: int) -> str:
-    return f"{staging_of(plan_id)}/group-{group}.json"
+    return f"{staging_dir(plan_id)}/group-{group}.json"
 
 
 def output_key(plan_id: str, sidecar: Sidecar, suffix: str) -> str:
-    return f"{staging_of(plan_id)}/group-{sidecar.group}.{sidecar.attempt}.{suffix}"
+    return f"{staging_dir(plan_id)}/group-{sidecar.group}.{sidecar.attempt}.{suffix}"
 
 
 def plan_id_of(topic_id: str, epoch: int, parameters: MergeParameters, inputs: Sequence[Segment]) -> str:
@@ -145,7 +145,7 @@ def decode_plan(path: str, data: bytes) -> PlanFile:
 
 def _problem_of(plan: PlanFile) -> str:
     inputs = [one for group in plan.groups for one in group.inputs]
-    if not _ID.fullmatch(plan.topic_id) or plan.staging != staging_of(plan.plan_id):
+    if not _ID.fullmatch(plan.topic_id) or plan.staging != staging_dir(plan.plan_id):
         return "names no topic, or another directory"
     if plan.plan_id != plan_id_of(plan.topic_id, plan.delete_epoch, plan.parameters, inputs):
         return "is not the plan of its id"

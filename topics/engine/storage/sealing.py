@@ -15,6 +15,7 @@ from topics.api.errors import Corrupt, TopicsError
 from topics.api.limits import SLICE_ROWS
 from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import drain as drain
+from topics.engine.storage.delete_marks import read_deleted
 from topics.engine.storage.files import (
     HEADER_BYTES,
     VERSION,
@@ -30,7 +31,6 @@ from topics.engine.storage.files import (
     xxh,
 )
 from topics.engine.storage.frames import DEAD, is_record
-from topics.engine.storage.marks import read_deleted
 from topics.engine.storage.segments import (
     BLOCK_BYTES,
     DATA_MAGIC,
@@ -99,7 +99,7 @@ def seal(disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes) -> bytes:
     return drain(seal_steps(disk, topic_dir, meta, chain))
 
 
-def rotten_blocks(
+def damaged_blocks(
     disk: Disk, topic_dir: str, meta: SegmentMeta, row_count: int, topic_id: int
 ) -> frozenset[int]:
     """The blocks of .data that do not hold one of the first `row_count` records as it was written."""
@@ -443,7 +443,7 @@ def rewrite_steps(
         content = read_range(disk, source, 0, meta.dict_bytes)
         check_header(source, content, DICT_MAGIC)
         yield from _write_file(disk, segment_path(topic_dir, new_meta, "dict"), iter((content,)))
-    rotten = rotten_blocks(disk, topic_dir, new_meta, new_meta.rows, topic_id) if topic_id else frozenset()
+    rotten = damaged_blocks(disk, topic_dir, new_meta, new_meta.rows, topic_id) if topic_id else frozenset()
     yield from seal_steps(disk, topic_dir, new_meta, chain, meta.link, rotten)
     return new_meta, new_rows
 

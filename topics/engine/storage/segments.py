@@ -1,4 +1,4 @@
-"""The files of one segment: growing, reading, cutting and removing them. Sealed ones: see sealing.py; `.del`: marks.py.
+"""The files of one segment: growing, reading, cutting and removing them. Sealed ones: see sealing.py; `.del`: delete_marks.py.
 
 Nothing here decides when; a checkpoint or recovery does.
 """
@@ -191,13 +191,13 @@ class SegmentWriter:
     _MAGICS: Final = {"data": DATA_MAGIC, "idx": IDX_MAGIC, "dict": DICT_MAGIC}  # in the order of syncing
 
     def __init__(
-        self, disk: Disk, topic_dir: str, meta: SegmentMeta, hashed: IndexHash | None = None
+        self, disk: Disk, topic_dir: str, meta: SegmentMeta, index_hash: IndexHash | None = None
     ) -> None:
-        """`hashed` goes along with what is written; without it the files are read once more for it."""
+        """`index_hash` goes along with what is written; without it the files are read once more for it."""
         if meta.sealed:
             raise ValueError("a sealed segment does not grow")
         self.meta = meta
-        self._hashed = hashed
+        self._index_hash = index_hash
         self._disk = disk
         self._dir = topic_dir
         self._handles: dict[str, int] = {}
@@ -225,8 +225,8 @@ class SegmentWriter:
         _check_offsets(rows, meta.data_bytes, data_end)
         blocks = _dict_blocks(tags, nodes, expiries)
         dict_bytes = meta.dict_bytes
-        if self._hashed is None:
-            self._hashed = IndexHash.of_files(self._disk, self._dir, meta)
+        if self._index_hash is None:
+            self._index_hash = IndexHash.of_files(self._disk, self._dir, meta)
         added = np.ascontiguousarray(rows).tobytes()
         self._put("data", meta.data_bytes, frames, fresh=not meta.rows)
         self._put("idx", meta.idx_bytes, added, fresh=not meta.rows)
@@ -241,8 +241,8 @@ class SegmentWriter:
         meta.dict_bytes = dict_bytes
         meta.tag_names += len(tags)
         meta.node_names += len(nodes)
-        self._hashed.grow(added, blocks)
-        self._hashed.put_into(meta)
+        self._index_hash.grow(added, blocks)
+        self._index_hash.put_into(meta)
 
     def paths(self) -> list[str]:
         """Files written so far, in the order in which `sync` takes them."""
@@ -435,7 +435,7 @@ def count_live(rows: Rows, deleted: Mask | None) -> int:
 # ── Cutting and removing ──────────────────────────────────────────────────────────────
 
 
-def cut_to_meta(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Corrupt | None:
+def truncate_to_meta(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Corrupt | None:
     """At recovery: drop what a checkpoint wrote after the snapshot. The log holds it and writes it again.
 
     Corrupt when what is left is too short; returned for .idx and .dict, which can be made again from .data.

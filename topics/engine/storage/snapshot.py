@@ -23,9 +23,7 @@ from topics.engine.storage.files import (
 )
 
 MAGIC = b"TPCSSNP\0"
-SHOWN_ROW_BYTES_MAX = (
-    256 * MIB
-)  # no row is that long; a length field that has rotted must not take all memory
+ITER_ROW_BYTES_MAX = 256 * MIB  # no row is that long; a length field that has rotted must not take all memory
 PIECE_BYTES = 256 * KIB  # one write call; smaller ones cost more in calls than in bytes
 
 _NAME = re.compile(r"snap-([0-9a-f]{16})")
@@ -137,7 +135,7 @@ def split_rows(path: str, payload: bytes) -> Iterator[bytes]:
         at += length
 
 
-def rows_in_turn(disk: Disk, path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+def iter_rows(disk: Disk, path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """The rows between two offsets, the closing one included, each with its offset; one at a time, for whoever only
     looks. Whether the file agrees with its digest is asked before: `files.check_digest_file`."""
     handle = disk.open(path)
@@ -149,7 +147,7 @@ def rows_in_turn(disk: Disk, path: str, start: int, end: int) -> Iterator[tuple[
             (length,) = _LENGTH.unpack(read_exact(disk, handle, path, at, _LENGTH.size))
             if length > end - at - _LENGTH.size:
                 raise Corrupt(path, at, "a row runs past the end")
-            if length > SHOWN_ROW_BYTES_MAX:
+            if length > ITER_ROW_BYTES_MAX:
                 raise Corrupt(path, at, f"a row of {length} bytes, which is more than is looked at")
             yield at, read_exact(disk, handle, path, at + _LENGTH.size, length)
             at += _LENGTH.size + length

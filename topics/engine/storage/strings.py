@@ -29,7 +29,7 @@ class StringTable:
     __slots__ = ("_free", "counts", "held", "hold", "ids", "names")
 
     def __init__(self, *, hold: bool = False) -> None:
-        """With `hold`, a released id keeps its string until `let_go`: readers may lag behind the release."""
+        """With `hold`, a released id keeps its string until `release_held`: readers may lag behind the release."""
         self.hold = hold
         self.held: (
             deque[int] | tuple[()]
@@ -179,7 +179,7 @@ class StringTable:
             self._free.append(string_id)
         return name
 
-    def let_go(self, count: int) -> None:
+    def release_held(self, count: int) -> None:
         """The `count` ids held longest may be reused: no reader can meet them any more."""
         for _ in range(count):
             assert isinstance(self.held, deque), "nothing is on hold"
@@ -189,7 +189,7 @@ class StringTable:
         if not self.held:
             self.held = ()
 
-    def every_id_of(self, name: bytes) -> list[int]:
+    def all_ids_of(self, name: bytes) -> list[int]:
         """The ids under which a reader may meet this string, those on hold included."""
         found = [string_id for string_id in self.held if self.names[string_id] == name]
         current = self.ids.get(name)

@@ -45,7 +45,7 @@ _NAME = re.compile(r"txn-([0-9a-f]{16})-([0-9]+)")
 _FIELDS = Struct("<BxxxIQ8s")
 ENTRY_BYTES = _FIELDS.size + DIGEST_BYTES
 
-Placed: TypeAlias = tuple[
+ChunkPosition: TypeAlias = tuple[
     int, int, int, int
 ]  # a chunk: offset and length of its entry, records, their accounted bytes
 
@@ -89,7 +89,7 @@ def encode_chunk(head: ChunkHead, records: Records) -> bytes:
     return _entry(CHUNK, _encode(head), _encode(records))
 
 
-def encode_decision(order: list[Placed]) -> bytes:
+def encode_decision(order: list[ChunkPosition]) -> bytes:
     return _entry(DECISION, b"", _encode(order))
 
 
@@ -187,7 +187,7 @@ def write_entries(disk: Disk, path: str, offset: int, made: list[bytes], *, sync
         disk.sync_dir(directory)
 
 
-def read_chunks(disk: Disk, path: str, placed: list[Placed]) -> list[Records | None]:
+def read_chunks(disk: Disk, path: str, placed: list[ChunkPosition]) -> list[Records | None]:
     """The records of chunks; None for one that is not what was staged."""
     try:
         handle = disk.open(path)
@@ -207,7 +207,7 @@ def _read_chunk(disk: Disk, handle: int, path: str, offset: int, count: int) -> 
     return records if len(records.payloads) == count else None
 
 
-def read_decision(disk: Disk, path: str, offset: int) -> list[Placed] | None:
+def read_decision(disk: Disk, path: str, offset: int) -> list[ChunkPosition] | None:
     """What was decided to be appended; None when it cannot be read any more."""
     try:
         handle = disk.open(path)
@@ -221,7 +221,7 @@ def read_decision(disk: Disk, path: str, offset: int) -> list[Placed] | None:
         disk.close(handle)
 
 
-def blank_chunks(disk: Disk, path: str, placed: list[Placed]) -> None:
+def blank_chunks(disk: Disk, path: str, placed: list[ChunkPosition]) -> None:
     """Overwrite the records of chunks that are in the log by now, for good."""
     if not placed:
         return

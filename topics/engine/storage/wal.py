@@ -35,10 +35,10 @@ FILE_HEADER_BYTES = 64
 ENVELOPE_MAGIC = b"ENV1"
 ENVELOPE = struct.Struct("<4sIQQQQ")
 ENVELOPE_BYTES = 48
-SHOWN_ENVELOPE_BYTES_MAX = 256 << 20  # what a tool reads at once; no envelope is that long
+ITER_ENVELOPE_BYTES_MAX = 256 << 20  # what a tool reads at once; no envelope is that long
 VERSION_MAX = 0xFFFF  # no version of the format gets that far: a larger number is rot
 _SEARCH_BYTES = 1 << 20
-OWN_SALT_PASSES = 8  # how many times over a file may be hashed in search of envelopes, at some 10 GB/s
+SALT_SEARCH_PASSES = 8  # how many times over a file may be hashed in search of envelopes, at some 10 GB/s
 
 
 class WalStart(msgspec.Struct, frozen=True, array_like=True):
@@ -163,7 +163,7 @@ def is_blank(data: bytes) -> bool:
     )  # any() takes ten times as long
 
 
-def lost_all(found: ScannedFile | None, data: bytes) -> bool:
+def is_truncated(found: ScannedFile | None, data: bytes) -> bool:
     """Whether a file without entries was cut off where they were, rather than never having had any."""
     if found is None:
         return len(data) < FILE_HEADER_BYTES and data.startswith(MAGIC)
@@ -189,7 +189,7 @@ def envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
     return Envelope(lsn, prev_lsn, synced_lsn, start, start + length, digest)
 
 
-def envelopes_in_turn(
+def iter_envelopes(
     disk: Disk, handle: int, size: int, salt: int
 ) -> Iterator[tuple[Envelope, bytes] | tuple[None, int]]:
     """As `scan`, for whoever only looks: valid envelopes with their frames one at a time, and (None, offset) where one
@@ -215,7 +215,7 @@ def _read_envelope(disk: Disk, handle: int, size: int, at: int, salt: int) -> tu
     if len(head) < ENVELOPE_BYTES or head[:4] != ENVELOPE_MAGIC:
         return None
     _, length, found_salt, *_ = ENVELOPE.unpack_from(head)
-    if found_salt != salt or at + ENVELOPE_BYTES + length > size or length > SHOWN_ENVELOPE_BYTES_MAX:
+    if found_salt != salt or at + ENVELOPE_BYTES + length > size or length > ITER_ENVELOPE_BYTES_MAX:
         return None
     data = disk.read(handle, at, ENVELOPE_BYTES + length)
     envelope = envelope_at(data, 0, salt)
@@ -250,7 +250,7 @@ def salts_in(data: bytes) -> Iterator[int | None]:
 
     Payloads may be made to look like envelopes, so how much is hashed is bounded; None when that is not enough.
     """
-    left = OWN_SALT_PASSES * len(data)
+    left = SALT_SEARCH_PASSES * len(data)
     at = data.find(ENVELOPE_MAGIC, FILE_HEADER_BYTES)
     while 0 <= at <= len(data) - ENVELOPE_BYTES:
         if at % 8 == 0:
@@ -280,7 +280,7 @@ def _find_envelope(data: bytes, at: int, salt: int) -> int | None:
         at += 1
 
 
-def void_bounds(starts: list[WalStart | None]) -> list[int]:
+def last_valid_lsns(starts: list[WalStart | None]) -> list[int]:
     """For each file the last lsn that counts: a later file's start makes what lies past its previous_lsn void."""
     bound = 1 << 64
     bounds: list[int] = []
@@ -302,7 +302,7 @@ def start_of(file: ScannedFile) -> WalStart | None:
     return msgspec.msgpack.decode(columns.payload(0), type=WalStart)
 
 
-def never_counted(file: ScannedFile, bound: int, reached: int) -> tuple[list[tuple[int, int]], int]:
+def stale_ranges(file: ScannedFile, bound: int, reached: int) -> tuple[list[tuple[int, int]], int]:
     """Places of a file that no start goes by: what lies past `bound`, the last lsn that counts, and is torn or stands
     behind a gap. Whole entries past it that follow without one were copied when the file was cut off there.
 
@@ -417,7 +417,7 @@ class Wal:
 
     # -- dropping ------------------------------------------------------------------------------------------
 
-    def absorbed(self, lsn: int) -> list[WalFile]:
+    def take_obsolete(self, lsn: int) -> list[WalFile]:
         """Take out the files all of whose envelopes are at or below `lsn`; the active one stays."""
         gone = [file for file in self.files[:-1] if file.last_lsn <= lsn and file not in self.unsynced_files]
         if gone:

@@ -23,6 +23,7 @@ from topics.engine.core.topic_ids import OwnedIds, first_id_after, pack_ids
 from topics.engine.runtime.engine import Engine
 from topics.engine.shard.appends import NAME
 from topics.engine.shard.staging import as_ranges
+from topics.engine.storage.delete_marks import read_deleted
 from topics.engine.storage.files import (
     ensure_dir,
     parent,
@@ -33,7 +34,6 @@ from topics.engine.storage.files import (
 )
 from topics.engine.storage.frames import HEADER
 from topics.engine.storage.intents import apply_patches, finish_intent, pending_intents
-from topics.engine.storage.marks import read_deleted
 from topics.engine.storage.overlay import OverlayDisk
 from topics.engine.storage.sealing import meta_from_sum
 from topics.engine.storage.segments import (

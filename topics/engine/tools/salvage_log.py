@@ -35,11 +35,11 @@ from topics.engine.storage.wal import (
     file_header,
     file_name,
     file_number,
-    lost_all,
+    is_truncated,
+    last_valid_lsns,
     salts_in,
     scan,
     start_of,
-    void_bounds,
 )
 from topics.engine.upkeep.checkpoint import LATCH_FILE, TopicRow
 from topics.engine.upkeep.replay import decode
@@ -144,7 +144,7 @@ def _read_log_file(disk: Disk, path: str, number: int, shard: int) -> LogFile:
             file.scanned = _scan_by_salt(path, number, data, shard)
     if file.scanned is not None and FILE_HEADER.unpack_from(file.scanned.data)[2] != shard:
         file.problem, file.offset, file.foreign = "the file belongs to another shard", 12, True
-    if lost_all(file.scanned, data):
+    if is_truncated(file.scanned, data):
         file.cut, file.problem, file.offset = True, "the file was truncated", file.size
     if file.foreign or (file.scanned is not None and not file.scanned.envelopes and not file.scanned.bad_at):
         file.scanned = None
@@ -221,7 +221,7 @@ class LogWalk:
         for file in log.files:
             if file.problem:
                 log.damage.append(Note(file.path, file.offset, file.problem))
-        bounds = void_bounds([file.start for file in self._used])
+        bounds = last_valid_lsns([file.start for file in self._used])
         if self._sound:
             intact = [
                 e.lsn for file, bound in zip(self._used, bounds) for e in _envelopes(file) if e.lsn <= bound

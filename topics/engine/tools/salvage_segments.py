@@ -15,8 +15,8 @@ from topics.api.errors import TopicsError
 from topics.engine.core.ports import Disk
 from topics.engine.shard.staging import as_ranges
 from topics.engine.storage import frames
+from topics.engine.storage.delete_marks import salvage_deleted
 from topics.engine.storage.files import HEADER_BYTES, header, read_file, xxh
-from topics.engine.storage.marks import salvage_deleted
 from topics.engine.storage.sealing import drain, read_sum, seal_steps
 from topics.engine.storage.segments import (
     IDX_MAGIC,

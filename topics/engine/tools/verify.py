@@ -22,7 +22,6 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.runtime.engine import Engine
 from topics.engine.storage import frames
-from topics.engine.storage.cold_files import read_whole
 from topics.engine.storage.control import Swapped
 from topics.engine.storage.files import (
     HEADER_BYTES,
@@ -44,14 +43,15 @@ from topics.engine.storage.manifest import (
     decode_dead,
     decode_manifest,
     decode_pin,
-    is_of_manifests,
+    is_manifest_file,
     manifest_name,
     manifest_number,
-    pinned_id,
+    pin_id,
 )
 from topics.engine.storage.overlay import OverlayDisk
 from topics.engine.storage.reserve import RESERVE_NAME
 from topics.engine.storage.sealing import read_sum, verify
+from topics.engine.storage.segment_store import read_small_file
 from topics.engine.storage.segments import (
     COLD,
     DEL_MAGIC,
@@ -724,10 +724,10 @@ def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]
         number = manifest_number(name)
         try:
             if number is not None and name == manifest_name(number):
-                manifests[number] = decode_manifest(path, read_whole(store, path, MANIFEST_BYTES_MAX))
-            elif pinned_id(name) is not None:
-                decode_pin(path, read_whole(store, path, SMALL_BYTES_MAX))
-            elif not is_of_manifests(name) and parse_segment_name(name) is None:
+                manifests[number] = decode_manifest(path, read_small_file(store, path, MANIFEST_BYTES_MAX))
+            elif pin_id(name) is not None:
+                decode_pin(path, read_small_file(store, path, SMALL_BYTES_MAX))
+            elif not is_manifest_file(name) and parse_segment_name(name) is None:
                 problems.append((path, "is not a file of topics"))
         except (TopicsError, OSError) as error:
             problems.append((path, str(error)))
@@ -736,7 +736,7 @@ def check_manifests(store: SegmentStore, directory: str) -> list[tuple[str, str]
     if CURRENT_NAME in names:
         path = f"{directory}/{CURRENT_NAME}"
         try:
-            current = decode_current(path, read_whole(store, path, SMALL_BYTES_MAX))
+            current = decode_current(path, read_small_file(store, path, SMALL_BYTES_MAX))
             if current not in manifests:
                 problems.append((path, f"refers to {manifest_name(current)}, which is missing or damaged"))
             else:
@@ -755,7 +755,7 @@ def _check_manifest(
     if dead_name(number) not in names:
         return []
     try:
-        decode_dead(path, read_whole(store, path, MANIFEST_BYTES_MAX), manifest.segments)
+        decode_dead(path, read_small_file(store, path, MANIFEST_BYTES_MAX), manifest.segments)
     except (TopicsError, OSError) as error:
         return [(path, str(error))]
     return []

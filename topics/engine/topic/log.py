@@ -433,9 +433,9 @@ class TopicLog(TopicRows):
             if self.unpublished_losses:
                 self.unpublished_losses = tuple(loss for loss in self.unpublished_losses if loss != op.loss)
         if op.tags_held:
-            self.tags.strings.let_go(op.tags_held)
+            self.tags.strings.release_held(op.tags_held)
         if op.nodes_held:
-            self.nodes.let_go(op.nodes_held)
+            self.nodes.release_held(op.nodes_held)
         if op.write_ts:
             view.last_write_ts = op.write_ts
         if op.dropped:

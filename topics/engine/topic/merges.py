@@ -185,7 +185,7 @@ def swap_chunks(
 
     `is_fresh`: no flag has changed since the rows were joined, so they need not be copied again.
     """
-    merged = Chunk.over(meta, joined.buffer, chunks[0].opened_ms)
+    merged = Chunk.from_buffer(meta, joined.buffer, chunks[0].opened_ms)
     late, meta.dead_bytes = joined.late, joined.dead_bytes
     if not is_fresh:
         flags = merged.rows["flags"]

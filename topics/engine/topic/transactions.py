@@ -22,7 +22,7 @@ import xxhash
 from topics.api.limits import TXN_PRODUCER_IDLE_MS, TXN_PRODUCERS_FORGOTTEN_MAX, TXN_PRODUCERS_MAX
 from topics.engine.commands.transactions import CommitTransaction
 from topics.engine.storage.files import HEADER_BYTES
-from topics.engine.storage.transaction_file import ChunkHead, Placed, file_name
+from topics.engine.storage.transaction_file import ChunkHead, ChunkPosition, file_name
 
 LogT = TypeVar("LogT")  # TopicLog, which imports this module
 
@@ -135,10 +135,12 @@ class OpenTransaction(Generic[LogT]):
     expires_ms: int = 0  # on the monotonic clock
     # Its file.
     is_indexed: bool = True  # False after a restart, until the file is read
-    chunks: dict[tuple[str, int], tuple[Placed, int]] = field(default_factory=dict)  # with the largest record
+    chunks: dict[tuple[str, int], tuple[ChunkPosition, int]] = field(
+        default_factory=dict
+    )  # with the largest record
     end: int = HEADER_BYTES
     bytes: int = 0  # written, or waiting to be
-    order: list[Placed] | None = None  # the chunks to append, once decided
+    order: list[ChunkPosition] | None = None  # the chunks to append, once decided
     # Requests.
     waiting: list[StagedChunk] = field(default_factory=list)
     writing: list[StagedChunk] = field(default_factory=list)

@@ -31,10 +31,10 @@ from topics.engine.reading.reader import Reader
 from topics.engine.shard.consumers.leases import is_durable
 from topics.engine.shard.state_machine import Shard
 from topics.engine.storage import frames
+from topics.engine.storage.delete_marks import mark_deleted
 from topics.engine.storage.files import HEADER_BYTES, is_full, sync_file, write_whole
 from topics.engine.storage.index import Chunk, Rows
-from topics.engine.storage.marks import mark_deleted
-from topics.engine.storage.sealing import drain, rotten_blocks, seal_steps
+from topics.engine.storage.sealing import damaged_blocks, drain, seal_steps
 from topics.engine.storage.segments import (
     IndexFiles,
     IndexHash,
@@ -140,9 +140,9 @@ class _SegmentCapture:
     runs: list[Run] = field(default_factory=list)
     marks: int = 0  # number of entries of the chunk's `unmarked` that `deleted` includes
     seal: bool = False
-    hashed: IndexHash = field(default_factory=IndexHash)
+    index_hash: IndexHash = field(default_factory=IndexHash)
     marked: Mask | None = None
-    mended: IndexFiles | None = None
+    rebuilt_index: IndexFiles | None = None
     live_bytes: int = 0
 
 
@@ -439,17 +439,17 @@ class Checkpointer:
         stop = chunk.count
         full = chunk.closed or stop >= chunk.rows_max
         seal = full and not (chunk.meta is not None and chunk.meta.sealed)
-        idle = stop == chunk.stored and not chunk.unmarked and not seal and chunk.mended is None
+        idle = stop == chunk.stored and not chunk.unmarked and not seal and chunk.rebuilt_index is None
         if not stop or idle:
             return None
         meta = msgspec.structs.replace(chunk.meta) if chunk.meta is not None else SegmentMeta(chunk.first_seq)
         if new is None or (new.first, new.stop) != (chunk.stored, stop):
             new = _copy_new_rows(log, chunk)
         part = _SegmentCapture(chunk, meta, chunk.stored, stop, new, runs=list(log.runs), seal=seal)
-        part.marked, part.mended = chunk.marked, chunk.mended
+        part.marked, part.rebuilt_index = chunk.marked, chunk.rebuilt_index
         part.live_bytes = _live_bytes(log, chunk)
-        if chunk.hashed is not None:
-            part.hashed = chunk.hashed.copy()
+        if chunk.index_hash is not None:
+            part.index_hash = chunk.index_hash.copy()
         part.expiries = list(chunk.expiries)
         dead = _dead_rows(log, chunk)
         if dead.any():
@@ -469,7 +469,7 @@ class Checkpointer:
         batch: list[tuple[str, _SegmentCapture, bytes]] = []
         size = 0
         for capture, part in parts:
-            if part.stop > part.first or part.mended is not None:
+            if part.stop > part.first or part.rebuilt_index is not None:
                 data = self._copy_frames(capture.log, part) if part.stop > part.first else b""
                 batch.append((self.topic_dir(capture.log.id), part, data))
                 size += len(data)
@@ -501,9 +501,9 @@ class Checkpointer:
     ) -> Callable[[], None]:
         def write() -> None:
             for directory, part, data in batch:
-                if part.mended is not None:
-                    part.mended.write(self._disk, directory, part.meta)
-                writer = SegmentWriter(self._disk, directory, part.meta, part.hashed)
+                if part.rebuilt_index is not None:
+                    part.rebuilt_index.write(self._disk, directory, part.meta)
+                writer = SegmentWriter(self._disk, directory, part.meta, part.index_hash)
                 try:
                     writer.append(data, part.new.rows, part.new.tags, part.new.nodes, part.expiries)
                     if sync:
@@ -536,7 +536,7 @@ class Checkpointer:
             directory, chain = self.topic_dir(log.id), capture.row.sum_chain
             # A block digest must not cover a record that was corrupted on disk since it was written. Records of this
             # checkpoint were verified while they were copied.
-            rotten = rotten_blocks(self._disk, directory, part.meta, part.first, log.id)
+            rotten = damaged_blocks(self._disk, directory, part.meta, part.first, log.id)
             drain(seal_steps(self._disk, directory, part.meta, chain, rotten=rotten))
             capture.row.sum_chain = part.meta.link
 
@@ -590,11 +590,16 @@ class Checkpointer:
             chunk.unmarked = chunk.unmarked[part.marks :] + [
                 (int(i) + part.first, int(i) + part.first + 1) for i in late
             ]
-            chunk.meta, chunk.marked, chunk.hashed, chunk.mended = part.meta, part.marked, part.hashed, None
+            chunk.meta, chunk.marked, chunk.index_hash, chunk.rebuilt_index = (
+                part.meta,
+                part.marked,
+                part.index_hash,
+                None,
+            )
             chunk.tag_ids, chunk.node_ids = part.new.tag_ids, part.new.node_ids
             if part.seal:
                 chunk.closed = True
-                chunk.tag_ids, chunk.node_ids, chunk.hashed = {}, {}, None
+                chunk.tag_ids, chunk.node_ids, chunk.index_hash = {}, {}, None
                 self._reader.close_segment(log.id, part.meta.first_seq, part.meta.generation)
         log.trim_stored_runs()
         if capture.stored_head:
@@ -618,7 +623,7 @@ class Checkpointer:
             yield Blocking("unlink", self._remove_snapshot_job(number))
         oldest, lsn = self.snapshots[0]
         if len(self.snapshots) == 2:
-            for file in self._wal.absorbed(lsn):
+            for file in self._wal.take_obsolete(lsn):
                 yield Blocking("unlink", self._remove_log_file_job(file))
         for topic, meta in self._obsolete.take_before(oldest):
             self._reader.close_segment(topic, meta.first_seq, meta.generation)

@@ -36,10 +36,10 @@ from topics.engine.storage.wal import (
     ScannedFile,
     Wal,
     WalStart,
-    never_counted,
+    last_valid_lsns,
     scan,
+    stale_ranges,
     start_of,
-    void_bounds,
 )
 from topics.engine.topic.log import Range, TopicLog
 from topics.engine.upkeep.checkpoint import Checkpointer, TopicRow
@@ -342,9 +342,9 @@ class Eraser:
     def _plan_discarded(self, starts: list[WalStart | None]) -> None:
         """Zero entries that a crash left half-written: they may hold a record that was written again, maybe with another seq."""
         reached = 1 << 64
-        for scanned, start, bound in zip(self._scan_log(), starts, void_bounds(starts), strict=True):
+        for scanned, start, bound in zip(self._scan_log(), starts, last_valid_lsns(starts), strict=True):
             reached = min(reached, start.previous_lsn) if start is not None else 0
-            spans, reached = never_counted(scanned, bound, reached)
+            spans, reached = stale_ranges(scanned, bound, reached)
             self.patches += [(scanned.path, first, bytes(end - first)) for first, end in spans]
 
     @staticmethod

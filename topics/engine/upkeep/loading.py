@@ -17,11 +17,11 @@ from topics.engine.reading.reader import Reader
 from topics.engine.shard.staging import as_ranges
 from topics.engine.shard.state_machine import Shard
 from topics.engine.storage import frames
-from topics.engine.storage.cold_files import INDEX_SUFFIXES
+from topics.engine.storage.delete_marks import read_deleted
 from topics.engine.storage.files import HEADER_BYTES, header, read_file, read_range, write_whole, xxh
 from topics.engine.storage.index import Chunk
-from topics.engine.storage.marks import read_deleted
 from topics.engine.storage.sealing import Sum, meta_from_sum, read_sum
+from topics.engine.storage.segment_store import INDEX_SUFFIXES
 from topics.engine.storage.segments import (
     COLD,
     EXPIRY,
@@ -32,12 +32,12 @@ from topics.engine.storage.segments import (
     Mask,
     Rows,
     SegmentMeta,
-    cut_to_meta,
     parse_segment_name,
     read_dict,
     read_rows,
     segment_name,
     segment_path,
+    truncate_to_meta,
 )
 from topics.engine.storage.strings import StringTable
 from topics.engine.storage.transaction_file import parse_name
@@ -62,8 +62,8 @@ class SegmentIndex:
     expiries: Rows
     deleted: Mask | None
     lost: list[int] = field(default_factory=list)  # rows that a rebuild could not restore
-    hashed: IndexHash | None = None  # only for an open segment
-    mended: IndexFiles | None = (
+    index_hash: IndexHash | None = None  # only for an open segment
+    rebuilt_index: IndexFiles | None = (
         None  # replacement for a damaged index, to be written before the segment grows
     )
 
@@ -226,7 +226,7 @@ class Loader:
         log.inline, log.stored, log.may_expire = None, None, False
         log.prepend_chunks(found.chunks)
         log.tags, log.nodes, log.expiries = found.tags, found.nodes, found.expiries
-        if any(chunk.mended is not None for chunk in found.chunks):
+        if any(chunk.rebuilt_index is not None for chunk in found.chunks):
             self._shard.touched[log.id] = log
         first_seq = log.first_seq
         # If a segment could not be read, the counts of the snapshot are wrong and those of the rows are right.
@@ -251,19 +251,19 @@ class Loader:
         content.rows["flags"][erased] |= frames.DEAD
         live &= ~erased
         live[: max(0, log.first_seq - meta.first_seq)] = False
-        chunk = Chunk.loaded(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
+        chunk = Chunk.from_rows(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
         chunk.marked = content.deleted
         chunk.unmarked = [(row, row + 1) for row in np.flatnonzero(erased).tolist()]
         if not meta.sealed:
             chunk.tag_ids = {name: i + 1 for i, name in enumerate(content.tags)}
             chunk.node_ids = {name: i + 1 for i, name in enumerate(content.nodes)}
-            chunk.hashed, chunk.mended = content.hashed, content.mended
+            chunk.index_hash, chunk.rebuilt_index = content.index_hash, content.rebuilt_index
         return chunk, live
 
     def _read_segment(self, log: TopicLog, meta: SegmentMeta) -> SegmentIndex:
         """Read the index of one segment; rebuild it from the records if it is damaged."""
         disk, directory = self._disk, self._reader.topic_dir(log.id)
-        broken = cut_to_meta(disk, directory, meta)
+        broken = truncate_to_meta(disk, directory, meta)
         deleted = read_deleted(disk, directory, meta)  # cannot be rebuilt
         summary: Sum | None = None
         if meta.sealed:
@@ -329,7 +329,7 @@ class Loader:
         ):
             raise Corrupt(path, 0, "the index points outside its segment")
         if not meta.sealed:
-            content.hashed = IndexHash.of_files(self._disk, directory, meta)
+            content.index_hash = IndexHash.of_files(self._disk, directory, meta)
 
     def _rebuild(self, log: TopicLog, meta: SegmentMeta, deleted: Mask | None) -> SegmentIndex:
         """Rebuild the index (rows, names, expiries) from the records."""
@@ -341,8 +341,8 @@ class Loader:
         content = index_of_records(path, data, HEADER_BYTES, meta, deleted, log.id)
         if not meta.sealed:
             # The next append extends these names and rows, so they must be written to the files first.
-            content.mended = IndexFiles.of(content.rows, content.tags, content.nodes, content.expiries)
-            content.hashed = content.mended.hash()
+            content.rebuilt_index = IndexFiles.of(content.rows, content.tags, content.nodes, content.expiries)
+            content.index_hash = content.rebuilt_index.hash()
         return content
 
     def _read_cold(self, path: str, meta: SegmentMeta) -> bytes:

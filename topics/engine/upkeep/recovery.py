@@ -44,10 +44,10 @@ from topics.engine.storage.wal import (
     WalStart,
     file_number,
     is_blank,
-    lost_all,
+    is_truncated,
+    last_valid_lsns,
     scan,
     start_of,
-    void_bounds,
 )
 from topics.engine.topic.consumer import TopicConsumers
 from topics.engine.topic.flows import Inflow
@@ -277,7 +277,7 @@ class Recovery:
             if scanned is not None and scanned.envelopes:
                 found.append(scanned)
                 continue
-            if lost_all(scanned, data):
+            if is_truncated(scanned, data):
                 self._emptied.append(path)
             elif scanned is not None and scanned.bad_at:
                 self.report.torn.append(f"{path} at byte {scanned.bad_at[0]}")
@@ -350,7 +350,7 @@ class Recovery:
         self, files: list[ScannedFile], starts: list[WalStart | None]
     ) -> tuple[list[tuple[ScannedFile, list[Envelope]]], str | None]:
         """Follow the LSNs from the snapshot on through all files; the second value is the position of a gap, if any."""
-        void_after = void_bounds(starts)
+        void_after = last_valid_lsns(starts)
         good: list[tuple[ScannedFile, list[Envelope]]] = []
         digests: dict[tuple[int, int], bytes] = {}
         last_lsn, gap = self._base_lsn, None

@@ -25,8 +25,8 @@ from topics.api.errors import (
 )
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as c
-from topics.engine.storage.cold_files import MOVE_KIND
 from topics.engine.storage.manifest import Manifest, decode_manifest
+from topics.engine.storage.segment_store import COLD_IO_KIND
 
 
 def listed(manifest: Manifest) -> list[str]:
@@ -37,14 +37,14 @@ def test_a_segment_that_leaves_while_its_manifest_is_written_is_pinned_all_the_s
     """The store is slow. Before the manifest is there, a segment that it lists has died, and no snapshot of the server names it."""
     h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
     (token,) = h.ask(mrg.PinSnapshot("t"))
-    while not any(job.kind == MOVE_KIND for job in h.jobs):
+    while not any(job.kind == COLD_IO_KIND for job in h.jobs):
         h.run_job()
     h.ask(c.Delete("t", seqs=[5, 6, 7, 8]))
     for i in range(200):
         if i % 40 == 0:
             h.ask(append("t", b'"on"'))
             h.engine.checkpoint()
-        h.go_on_without(MOVE_KIND)
+        h.go_on_without(COLD_IO_KIND)
     h.rest()
     assert (5, 0) not in [one[:2] for one in segments(h)]
     manifest = decode_manifest("m", h.cold.objects[h.replies[token].body["path"]])
@@ -74,7 +74,7 @@ def test_a_move_that_comes_to_nothing_leaves_the_copy_of_an_earlier_one_that_is_
     h.ask(c.Delete("t", before_seq=5))
     h.engine.checkpoint()
     for _ in range(40):
-        h.go_on_without(MOVE_KIND)
+        h.go_on_without(COLD_IO_KIND)
     h.rest()
     for _ in range(3):
         h.append("t", b'"more"')

@@ -39,10 +39,10 @@ from topics.engine.storage.control import (
     TimeCeiling,
     TopicCreated,
 )
+from topics.engine.storage.delete_marks import mark_deleted, read_deleted
 from topics.engine.storage.files import read_file, xxh
 from topics.engine.storage.frames import Columns, decode_columns, encode_appends, encode_control, frame_starts
 from topics.engine.storage.intents import Patch, pending_intents, write_intent
-from topics.engine.storage.marks import mark_deleted, read_deleted
 from topics.engine.storage.sealing import meta_from_sum, read_sum, seal, verify
 from topics.engine.storage.segments import (
     ROW,

@@ -180,7 +180,7 @@ def test_a_loaded_chunk_holds_the_rows_of_the_file(rows: list[Row], sealed: bool
     add_rows(source, rows)
     stored = np.frombuffer(source.rows.tobytes(), dtype=ROW)
     meta = SegmentMeta(50, rows=len(rows), data_bytes=1234, sealed=sealed)
-    chunk = Chunk.loaded(meta, stored, rows_max, 88)
+    chunk = Chunk.from_rows(meta, stored, rows_max, 88)
     assert shown(chunk) == rows
     assert (chunk.first_seq, chunk.next_seq, chunk.opened_ms) == (50, 50 + len(rows), 88)
     assert chunk.stored == chunk.count == len(rows)
@@ -194,7 +194,7 @@ def test_a_loaded_chunk_holds_the_rows_of_the_file(rows: list[Row], sealed: bool
 def test_a_loaded_open_chunk_grows_on_and_does_not_write_through() -> None:
     stored = np.zeros(3, dtype=ROW)
     stored["length"] = 7
-    chunk = Chunk.loaded(SegmentMeta(1, rows=3, data_bytes=HEADER_BYTES + 21), stored, 10, 0)
+    chunk = Chunk.from_rows(SegmentMeta(1, rows=3, data_bytes=HEADER_BYTES + 21), stored, 10, 0)
     chunk.set_flag(0, DELETED)
     add_rows(chunk, [(i, 1, 0, 0, 0, 0, 0) for i in range(7)])
     assert (chunk.count, chunk.stored, chunk.room) == (10, 3, 0)

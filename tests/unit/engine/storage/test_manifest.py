@@ -22,9 +22,9 @@ from topics.engine.storage.manifest import (
     encode_dead,
     encode_manifest,
     encode_pin,
-    is_of_manifests,
+    is_manifest_file,
     manifest_number,
-    pinned_id,
+    pin_id,
     segment_of_name,
 )
 from topics.engine.storage.segments import segment_name
@@ -125,9 +125,9 @@ def test_names() -> None:
     assert [manifest_number(name) for name in ("MANIFEST-1", "DEAD-22", "MANIFEST-01", "MANIFEST-", "x")] == [
         1, 22, None, None, None,
     ]  # fmt: skip
-    assert pinned_id("PIN-00000000000000ab") == "00000000000000ab"
-    assert pinned_id("PIN-1") is None
-    assert [is_of_manifests(name) for name in ("CURRENT", "PIN-00000000000000ab", "seg-0000000000000001-0.sum")] == [
+    assert pin_id("PIN-00000000000000ab") == "00000000000000ab"
+    assert pin_id("PIN-1") is None
+    assert [is_manifest_file(name) for name in ("CURRENT", "PIN-00000000000000ab", "seg-0000000000000001-0.sum")] == [
         True, True, False,
     ]  # fmt: skip
     assert segment_of_name("seg-000000000000000b-3") == (11, 3)

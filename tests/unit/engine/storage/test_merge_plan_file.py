@@ -16,8 +16,8 @@ from topics.engine.storage.merge_plan_file import (
     choose,
     decode_plan,
     decode_sidecar,
+    parse_staging_key,
     plan_id_of,
-    plan_of_key,
 )
 
 
@@ -109,6 +109,9 @@ def test_files_that_are_none_are_refused() -> None:
 
 
 def test_keys() -> None:
-    assert plan_of_key("staging/plans/00000000000000ab/group-0.json") == ("00000000000000ab", "group-0.json")
-    assert plan_of_key("staging/plans/x/plan.json") is None
-    assert plan_of_key("staging/shard-00/incoming") is None
+    assert parse_staging_key("staging/plans/00000000000000ab/group-0.json") == (
+        "00000000000000ab",
+        "group-0.json",
+    )
+    assert parse_staging_key("staging/plans/x/plan.json") is None
+    assert parse_staging_key("staging/shard-00/incoming") is None

@@ -13,9 +13,9 @@ from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
 from topics.api.errors import Corrupt, TopicsError, UnsupportedFormat
 from topics.engine.storage import segments
+from topics.engine.storage.delete_marks import mark_deleted, read_deleted
 from topics.engine.storage.files import HEADER_BYTES, read_file, xxh
 from topics.engine.storage.frames import DEAD
-from topics.engine.storage.marks import mark_deleted, read_deleted
 from topics.engine.storage.sealing import (
     drain,
     meta_from_sum,
@@ -34,13 +34,13 @@ from topics.engine.storage.segments import (
     Rows,
     SegmentMeta,
     SegmentWriter,
-    cut_to_meta,
     parse_segment_name,
     read_dict,
     read_rows,
     remove_segment,
     segment_name,
     segment_path,
+    truncate_to_meta,
 )
 
 DIR = "shards/0/t/7"
@@ -156,7 +156,7 @@ def test_what_is_appended_and_synced_reads_back_after_a_power_cut(
     writer.sync()
     disk.crash()
     meta = msgspec.msgpack.decode(msgspec.msgpack.encode(meta), type=SegmentMeta)
-    cut_to_meta(disk, DIR, meta)
+    truncate_to_meta(disk, DIR, meta)
     rows = read_rows(disk, DIR, meta)
     assert rows.flags.writeable
     assert rows.tobytes() == np.concatenate(expected).tobytes()
@@ -260,7 +260,7 @@ def test_cut_drops_what_the_snapshot_does_not_name() -> None:
     writer.sync()
     writer.close()
     seal(disk, DIR, meta, b"")
-    cut_to_meta(disk, DIR, named)
+    truncate_to_meta(disk, DIR, named)
     assert [size_of(disk, segment_path(DIR, named, s)) for s in ("data", "idx", "dict", "del")] == [
         named.data_bytes,
         named.idx_bytes,
@@ -268,9 +268,9 @@ def test_cut_drops_what_the_snapshot_does_not_name() -> None:
         named.del_bytes,
     ]
     assert not disk.exists(segment_path(DIR, named, "sum"))
-    cut_to_meta(disk, DIR, msgspec.structs.replace(named, rows=0, dict_bytes=0, has_del=False))
+    truncate_to_meta(disk, DIR, msgspec.structs.replace(named, rows=0, dict_bytes=0, has_del=False))
     assert disk.paths() == []
-    cut_to_meta(disk, DIR, SegmentMeta(1))
+    truncate_to_meta(disk, DIR, SegmentMeta(1))
 
 
 @pytest.mark.parametrize("suffix", ["data", "idx", "dict"])
@@ -281,10 +281,10 @@ def test_cut_refuses_a_short_or_missing_file(suffix: str) -> None:
     handle = disk.open(path)
     disk.truncate(handle, disk.size(handle) - 1)
     with pytest.raises(Corrupt, match=suffix):
-        raise cut_to_meta(disk, DIR, meta) or AssertionError("it is called whole")
+        raise truncate_to_meta(disk, DIR, meta) or AssertionError("it is called whole")
     disk.remove(path)
     with pytest.raises(Corrupt, match="missing"):
-        raise cut_to_meta(disk, DIR, meta) or AssertionError("it is called whole")
+        raise truncate_to_meta(disk, DIR, meta) or AssertionError("it is called whole")
 
 
 @pytest.mark.parametrize("suffix", ["idx", "dict", "sum", "del", "data"])

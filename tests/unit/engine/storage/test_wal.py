@@ -466,24 +466,24 @@ def test_absorbed_files_go_and_the_active_one_stays() -> None:
         wal.append(b"x")
     wal.begin_sync()
     assert [(file.first_lsn, file.last_lsn) for file in files] == [(1, 2), (3, 4), (5, 6)]
-    assert wal.absorbed(1) == []
-    assert wal.absorbed(3) == files[:1]
+    assert wal.take_obsolete(1) == []
+    assert wal.take_obsolete(3) == files[:1]
     assert wal.files == files[1:]
-    assert wal.absorbed(3) == []
-    assert wal.absorbed(10**9) == files[1:2]
+    assert wal.take_obsolete(3) == []
+    assert wal.take_obsolete(10**9) == files[1:2]
     assert wal.files == files[2:]
     assert wal.active is files[2]
-    assert wal.absorbed(10**9) == []
+    assert wal.take_obsolete(10**9) == []
 
 
 def test_a_file_that_is_still_to_be_synced_is_not_absorbed() -> None:
     disk = SimDisk(1)
     wal = new_wal(disk)
     first, second = begin(wal), begin(wal)
-    assert wal.absorbed(10**9) == []
+    assert wal.take_obsolete(10**9) == []
     assert wal.files == [first, second]
     wal.begin_sync()
-    assert wal.absorbed(10**9) == [first]
+    assert wal.take_obsolete(10**9) == [first]
 
 
 def test_numbers_are_taken_once() -> None:

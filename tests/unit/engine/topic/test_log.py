@@ -251,12 +251,12 @@ def test_a_string_that_comes_back_meanwhile_gets_an_id_of_its_own() -> None:
     back = stage(log, [1, 1], tags=[b"blue", b"red"], nodes=[b"n2", b"n1"])
     new_tag, new_node = ids_of(log, 3)
     assert len({old_tag, ids_of(log, 2)[0], new_tag}) == 3
-    assert sorted(log.nodes.every_id_of(b"n1")) == sorted([old_node, new_node])
+    assert sorted(log.nodes.all_ids_of(b"n1")) == sorted([old_node, new_node])
     log.publish(gone)
     assert log.tags.strings.name(old_tag) is None
     assert log.tags.strings.name(new_tag) == b"red"
     log.publish(back)
-    assert log.nodes.every_id_of(b"n1") == [new_node]
+    assert log.nodes.all_ids_of(b"n1") == [new_node]
 
 
 def test_ops_let_go_of_their_own_strings_and_not_of_the_next_ones() -> None:

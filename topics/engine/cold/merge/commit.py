@@ -21,10 +21,10 @@ from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced, WaitUnti
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.state_machine import Shard
 from topics.engine.storage import frames
-from topics.engine.storage.cold_files import MOVE_KIND, delete_keys, delete_segment
 from topics.engine.storage.index import Chunk
 from topics.engine.storage.merge_plan_file import PlanGroup, sidecar_key
 from topics.engine.storage.sealing import sealed_rows
+from topics.engine.storage.segment_store import COLD_IO_KIND, delete_keys, delete_segment
 from topics.engine.storage.segments import SegmentMeta, remove_files, segment_name
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import (
@@ -125,7 +125,7 @@ class MergeCommitter:
         meta = SegmentMeta(group.first_seq, group.generation)
         self.unpublished.pop((log.id, meta.first_seq, meta.generation), None)
         try:
-            made = yield Blocking(MOVE_KIND, verifier.run)
+            made = yield Blocking(COLD_IO_KIND, verifier.run)
             if plan.watch.stopped:
                 raise CommitStopped("the plan was abandoned")
             plan.made[group.group] = made
@@ -154,7 +154,7 @@ class MergeCommitter:
             chunks = chunks_of(log, group.first_seq, group.next_seq)
             if not self.is_current(log, group) or chunks is None:
                 continue
-            joined = yield Blocking(MOVE_KIND, partial(self._join, log, meta, chunks))
+            joined = yield Blocking(COLD_IO_KIND, partial(self._join, log, meta, chunks))
             prepared[number] = meta, joined
         # A running checkpoint still installs the old segments in memory when it finishes.
         yield WaitUntil(lambda: not self._checkpointer.capturing)
@@ -231,7 +231,7 @@ class MergeCommitter:
             key = next(iter(self.unpublished))
             if not self._is_in_use(*key):
                 directory = self._reader.topic_dir(key[0])
-                yield Blocking(MOVE_KIND, partial(self._remove_both, directory, self.unpublished[key]))
+                yield Blocking(COLD_IO_KIND, partial(self._remove_both, directory, self.unpublished[key]))
             del self.unpublished[key]
 
     def _mark_unpublished(self, topic_id: int, meta: SegmentMeta) -> None:

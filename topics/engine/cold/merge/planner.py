@@ -18,10 +18,9 @@ from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, WaitSynced
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.state_machine import Shard
-from topics.engine.storage.cold_files import MOVE_KIND, read_whole
+from topics.engine.storage.delete_marks import encode_marks
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.index import Chunk
-from topics.engine.storage.marks import encode_marks
 from topics.engine.storage.merge_plan_file import (
     PLAN_NAME,
     Candidate,
@@ -32,9 +31,10 @@ from topics.engine.storage.merge_plan_file import (
     decode_plan,
     encode_plan,
     plan_id_of,
-    staging_of,
+    staging_dir,
 )
 from topics.engine.storage.sealing import read_sum
+from topics.engine.storage.segment_store import COLD_IO_KIND, read_small_file
 from topics.engine.storage.segments import COLD, Mask, Rows, SegmentMeta
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import FailedGroup
@@ -181,7 +181,7 @@ class Planner:
         ]
         epoch, now_ms = self._shard.written_lsn, self._shard.now_ms
         made: PlanFile | None = yield Blocking(
-            MOVE_KIND, partial(self._write, log.id, log.name, epoch, now_ms, parameters, sources)
+            COLD_IO_KIND, partial(self._write, log.id, log.name, epoch, now_ms, parameters, sources)
         )
         return made
 
@@ -222,7 +222,7 @@ class Planner:
         id_text = f"{topic_id:016x}"
         inputs = [one for group, _ in described for one in group.inputs]
         plan_id = plan_id_of(id_text, epoch, parameters, inputs)
-        staging = staging_of(plan_id)
+        staging = staging_dir(plan_id)
         groups: list[PlanGroup] = []
         marks: dict[str, Mask] = {}
         for group, one in described:
@@ -277,9 +277,9 @@ class Planner:
         """Read a plan back; runs on another thread. None if a file of it is missing or corrupt."""
         store = self._store
         assert store is not None
-        key = f"{staging_of(plan_id)}/{PLAN_NAME}"
+        key = f"{staging_dir(plan_id)}/{PLAN_NAME}"
         try:
-            made = decode_plan(key, read_whole(store, key, PLAN_BYTES_MAX))
+            made = decode_plan(key, read_small_file(store, key, PLAN_BYTES_MAX))
         except (Corrupt, FileNotFoundError):
             return None
         marks = [one.dead for group in made.groups for one in group.inputs if one.dead is not None]

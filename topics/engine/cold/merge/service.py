@@ -43,15 +43,15 @@ from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.state_machine import Shard
-from topics.engine.storage.cold_files import MOVE_KIND, delete_keys, read_whole
 from topics.engine.storage.merge_plan_file import (
     PLAN_NAME,
     STAGING,
     PlanFile,
     decode_plan,
-    plan_of_key,
-    staging_of,
+    parse_staging_key,
+    staging_dir,
 )
+from topics.engine.storage.segment_store import COLD_IO_KIND, delete_keys, read_small_file
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import Committed
 from topics.engine.upkeep.checkpoint import Checkpointer
@@ -356,7 +356,7 @@ class MergeService:
             yield WaitSynced(0)
         if not any(self._committer.is_current(log, group) for group in plan.groups):
             return None
-        found: PlanFile | None = yield Blocking(MOVE_KIND, partial(self._planner.read, plan.id))
+        found: PlanFile | None = yield Blocking(COLD_IO_KIND, partial(self._planner.read, plan.id))
         return found
 
     def _grant_lease(self, plan: ActivePlan, made: PlanFile, command: mrg.PlanMerge) -> dict[str, object]:
@@ -476,9 +476,9 @@ class MergeService:
         """Remove the staging of a plan. Listed again after each round, because a job may still be writing."""
         store = self._store
         assert store is not None
-        prefix = f"{staging_of(plan_id)}/"
+        prefix = f"{staging_dir(plan_id)}/"
         for _ in range(8):
-            keys = yield Blocking(MOVE_KIND, lambda: store.list(prefix))
+            keys = yield Blocking(COLD_IO_KIND, lambda: store.list(prefix))
             if not keys:
                 break
             yield from delete_keys(store, keys)
@@ -513,8 +513,8 @@ class MergeService:
         store = self._store
         assert store is not None
         found: dict[str, bool] = {}
-        for key in (yield Blocking(MOVE_KIND, lambda: store.list(f"{STAGING}/"))):
-            of = plan_of_key(key)
+        for key in (yield Blocking(COLD_IO_KIND, lambda: store.list(f"{STAGING}/"))):
+            of = parse_staging_key(key)
             if of is not None:
                 found[of[0]] = found.get(of[0], False) or of[1] == PLAN_NAME
         for plan_id, has_plan in found.items():
@@ -526,9 +526,9 @@ class MergeService:
         if not has_plan:
             self._ended_plans[plan_id] = None  # a job wrote these files after the plan had ended
             return
-        key = f"{staging_of(plan_id)}/{PLAN_NAME}"
+        key = f"{staging_dir(plan_id)}/{PLAN_NAME}"
         try:
-            raw = yield Blocking(MOVE_KIND, lambda: read_whole(store, key, PLAN_BYTES_MAX))
+            raw = yield Blocking(COLD_IO_KIND, lambda: read_small_file(store, key, PLAN_BYTES_MAX))
             made = decode_plan(key, raw)
             topic_id = int(made.topic_id, 16)
         except FileNotFoundError:

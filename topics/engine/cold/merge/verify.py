@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from topics.api.errors import Corrupt, TopicsError
 from topics.engine.core.ports import Disk, SegmentStore
-from topics.engine.storage.cold_files import INDEX_SUFFIXES, read_whole
+from topics.engine.storage.delete_marks import salvage_deleted
 from topics.engine.storage.files import (
     HEADER_BYTES,
     Hasher,
@@ -31,7 +31,6 @@ from topics.engine.storage.files import (
     xxh,
 )
 from topics.engine.storage.frames import DEAD, DELETED
-from topics.engine.storage.marks import salvage_deleted
 from topics.engine.storage.merge_plan_file import (
     FailedSidecar,
     PlanGroup,
@@ -41,6 +40,7 @@ from topics.engine.storage.merge_plan_file import (
     sidecar_key,
 )
 from topics.engine.storage.sealing import Sum, read_sum, sealed_rows, windows_of
+from topics.engine.storage.segment_store import INDEX_SUFFIXES, read_small_file
 from topics.engine.storage.segments import (
     BLOCK_BYTES,
     COLD,
@@ -203,7 +203,7 @@ class OutputVerifier:
 
     def _staged(self, key: str, size_max: int) -> bytes:
         try:
-            return read_whole(self._store, key, size_max)
+            return read_small_file(self._store, key, size_max)
         except Corrupt as error:
             raise OutputRefused(str(error)) from None
         except OSError as error:

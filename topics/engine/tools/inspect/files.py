@@ -24,12 +24,12 @@ from topics.engine.storage.files import (
 from topics.engine.storage.intents import MAGIC as INTENT_MAGIC
 from topics.engine.storage.intents import Patch
 from topics.engine.storage.layout import COLD_ID_NAME, LAYOUT_NAME, decode_layout
-from topics.engine.storage.manifest import CURRENT_NAME, DEAD_MAGIC, dead_name, manifest_number, pinned_id
+from topics.engine.storage.manifest import CURRENT_NAME, DEAD_MAGIC, dead_name, manifest_number, pin_id
 from topics.engine.storage.merge_plan_file import PLAN_NAME
 from topics.engine.storage.reserve import RESERVE_NAME
 from topics.engine.storage.segments import COLD, parse_segment_name
 from topics.engine.storage.snapshot import MAGIC as SNAPSHOT_MAGIC
-from topics.engine.storage.snapshot import rows_in_turn
+from topics.engine.storage.snapshot import iter_rows
 from topics.engine.storage.transaction_file import MAGIC as TXN_MAGIC
 from topics.engine.storage.transaction_file import entries, parse_name
 from topics.engine.storage.wal import MAGIC as LOG_MAGIC
@@ -116,7 +116,7 @@ def _kind(name: str, head: bytes) -> str:
         return "intent"
     if manifest_number(plain) is not None:
         return "dead-rows" if plain == dead_name(manifest_number(plain) or 0) else "manifest"
-    if pinned_id(plain) is not None:
+    if pin_id(plain) is not None:
         return "pin"
     if parse_name(plain) is not None:
         return "transaction"
@@ -233,7 +233,7 @@ def _snapshot(disk: Disk, found: Inspection, count: int) -> None:
     last: tuple[int, bytes] | None = None
     number = 0
     try:
-        for at, row in rows_in_turn(disk, path, start, end):
+        for at, row in iter_rows(disk, path, start, end):
             if last is not None:
                 _row(found, number, last, topics)
                 number += 1

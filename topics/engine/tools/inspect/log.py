@@ -23,8 +23,8 @@ from topics.engine.storage.wal import (
     FILE_HEADER_BYTES,
     MAGIC,
     Envelope,
-    envelopes_in_turn,
     file_number,
+    iter_envelopes,
 )
 from topics.engine.tools.inspect.report import (
     TYPES,
@@ -107,7 +107,7 @@ class _Walk:
         self._rotten: set[int] = set()
 
     def run(self, disk: Disk, handle: int, size: int, salt: int) -> None:
-        for envelope, body in envelopes_in_turn(disk, handle, size, salt):
+        for envelope, body in iter_envelopes(disk, handle, size, salt):
             if envelope is None:
                 assert isinstance(body, int)
                 self._bad.append((body, self._last_lsn))

@@ -16,8 +16,8 @@ from topics.api.errors import Corrupt, TopicsError
 from topics.api.limits import MIB
 from topics.engine.core.ports import Disk
 from topics.engine.storage import frames
+from topics.engine.storage.delete_marks import mark_blocks
 from topics.engine.storage.files import HEADER, HEADER_BYTES, VERSION, check_header, read_exact
-from topics.engine.storage.marks import mark_blocks
 from topics.engine.storage.sealing import drain, meta_from_sum, read_sum, verify_blocks, verify_steps
 from topics.engine.storage.segments import (
     BLOCK_BYTES,

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from topics.api.errors import Corrupt, TopicsError
+from topics.engine.storage.delete_marks import mark_blocks
 from topics.engine.storage.files import HEADER_BYTES, check_header, without_digest
-from topics.engine.storage.marks import mark_blocks
 from topics.engine.storage.merge_plan_file import STAGING, decode_sidecar
 from topics.engine.storage.sealing import Sum
 from topics.engine.storage.segments import DEL_MAGIC, DEL_VERSION, SUM_MAGIC

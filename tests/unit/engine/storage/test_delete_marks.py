@@ -18,9 +18,9 @@ from xxhash import xxh3_64_digest
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
 from topics.api.errors import Corrupt, UnsupportedFormat
+from topics.engine.storage.delete_marks import mark_deleted, read_deleted, salvage_deleted
 from topics.engine.storage.files import HEADER_BYTES, read_file, sync_file
-from topics.engine.storage.marks import mark_deleted, read_deleted, salvage_deleted
-from topics.engine.storage.segments import SegmentMeta, cut_to_meta, segment_path
+from topics.engine.storage.segments import SegmentMeta, segment_path, truncate_to_meta
 
 DIR = "shards/0/t/7"
 VERSION_1 = b"TPCSDEL\0" + struct.pack("<II", 1, 0)
@@ -191,7 +191,7 @@ def test_a_crash_after_that_is_read_by_the_older_snapshot() -> None:
     put(disk, meta, VERSION_1 + b"\x01\x00\x00\x00\x00")
     old = msgspec.structs.replace(meta, rows=0)
     mark_deleted(disk, DIR, meta, [4])
-    assert cut_to_meta(disk, DIR, old) is None
+    assert truncate_to_meta(disk, DIR, old) is None
     old.rows = 5
     assert marked(disk, old) == [0, 4], "the delete of row 4 is in the log as well"
 
@@ -200,7 +200,7 @@ def test_marks_of_version_1_past_the_rows_are_cut_off() -> None:
     disk = new_disk()
     meta = SegmentMeta(1, has_del=True)
     path = put(disk, meta, VERSION_1 + b"\x01\x01\x01")
-    cut_to_meta(disk, DIR, meta)
+    truncate_to_meta(disk, DIR, meta)
     assert read_file(disk, path) == VERSION_1
 
 
