@@ -1,1 +1,1 @@
-"""Offline tools on data files: inspect, verify, repair, change the number of shards."""
+"""Offline tools for data files: inspect, verify, repair, reshard."""

@@ -511,7 +511,7 @@ def test_a_mark_in_what_a_crash_left_is_no_entry() -> None:
     _, (_, new) = saved_twice(disk)
     overwrite(disk, PATH, file_bytes(disk, PATH) + b"torn" + MARK * 1000)
     assert stored(disk) == new
-    assert "no whole entry" in inspect(disk, PATH).notes[0]
+    assert "no complete entry" in inspect(disk, PATH).notes[0]
 
 
 @pytest.mark.parametrize("torn", [0, 100, (1 << 20) - ENTRY_BYTES, (1 << 20) - 2, 1 << 20, 3_000_000])

@@ -221,12 +221,12 @@ def test_rot_in_a_log_is_told_with_its_place(tmp_path: Path) -> None:
     flip(path, envelopes[1].offset + 50)
     found = look(path)
     assert [trouble.offset for trouble in found.problems] == [envelopes[1].offset]
-    assert "rotten" in found.problems[0].what
+    assert "corrupt" in found.problems[0].what
     assert [envelope.lsn for envelope in found.envelopes] == [1, 3, 4, 5]
     path.write_bytes(whole)
     flip(path, envelopes[4].offset + 50)
     found = look(path)
-    assert found.sound and f"at byte {envelopes[4].offset}, after lsn 4" in found.notes[0]
+    assert found.sound and f"at byte {envelopes[4].offset}, after LSN 4" in found.notes[0]
     path.write_bytes(whole)
     flip(path, 20)
     found = look(path)
@@ -234,7 +234,7 @@ def test_rot_in_a_log_is_told_with_its_place(tmp_path: Path) -> None:
     assert len(found.envelopes) == 5
     path.write_bytes(whole[:-1])
     found = look(path)
-    assert [(trouble.offset, trouble.what) for trouble in found.problems] == [(2047, "ends 1 bytes early")]
+    assert [(trouble.offset, trouble.what) for trouble in found.problems] == [(2047, "is 1 bytes too short")]
 
 
 def test_an_unknown_version_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,7 +264,7 @@ def test_a_file_that_was_never_finished_is_no_damage(tmp_path: Path) -> None:
     found = look(put(tmp_path / "wal-0000000000000001.log", bytes(4096)))
     assert found.sound and "never written" in found.notes[0]
     found = look(put(tmp_path / "snap-0000000000000003.tmp", one(GOLDEN, "snap-*3").read_bytes()))
-    assert found.sound and "real name" in found.notes[0]
+    assert found.sound and "a temporary file" in found.notes[0]
 
 
 def test_damage_anywhere_is_an_answer(data: Path) -> None:

@@ -1,1 +1,1 @@
-"""`topics inspect`: what a data file contains, and whether it is intact."""
+"""`topics inspect`: show the contents of a data file and whether it is intact."""

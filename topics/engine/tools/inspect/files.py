@@ -1,7 +1,7 @@
-"""`topics inspect`: what a file of a data directory is, what it says, and whether that is what was written.
+"""`topics inspect`: the kind of a data file, its contents, and whether it is intact.
 
-It only looks, at a file that a server may be writing, and never has more of it in memory than a row, an envelope or a
-MiB. What is wrong is told with its place; nothing that a file contains is an error of this program.
+Files are only read, and a server may be writing to them. At most a row, an envelope or a MiB is in memory at a time. Damage
+is reported with its offset; no file content makes the program fail.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from topics.engine.tools.inspect.segment import MAGICS, WHOLE_BYTES_MAX, inspect
 from topics.engine.tools.inspect.staging import inspect_staging, kind_in_staging
 from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 
-SMALL_BYTES_MAX = 4096  # of layout.json and cold-id
+SMALL_BYTES_MAX = 4096  # layout.json and cold-id
 
 _SNAPSHOT = re.compile(r"snap-[0-9a-f]{16}")
 _INTENT = re.compile(r"intent-[0-9a-f]{16}")
@@ -51,8 +51,8 @@ _KIND_OF_NAME = {
     LAYOUT_NAME: "layout",
     COLD_ID_NAME: "cold-id",
     WATCH_NAME: "watch",
-    "LOCK": "lock",  # whoever uses the directory holds a lock on it; the pid in it is for people
-    "RUN": "run",  # where the sockets of a running server are
+    "LOCK": "lock",  # locked by the process that uses the directory; its pid in the file is informational
+    "RUN": "run",  # directory of a running server's sockets
     RESERVE_NAME: "reserve",
     CURRENT_NAME: "current",
     PLAN_NAME: "plan",
@@ -69,21 +69,21 @@ _KIND_OF_MAGIC = {
 
 
 class _Session(msgspec.Struct, array_like=True):
-    """The beginning of a session's row."""
+    """Prefix of a session's row."""
 
     wid: str
 
 
 _session = msgspec.msgpack.Decoder(_Session).decode
 _group = msgspec.msgpack.Decoder(tuple[str, int, str, int]).decode
-# A file that was found without an owner is kept under its name, and that of its shard or topic before it.
+# In lost+found, the name of a file is preceded by that of its shard or topic.
 _OWNER = re.compile(r"(?:shard-[0-9]+|[0-9a-f]{16})-(?=wal-|snap-|intent-|txn-)")
 
 
 def inspect(
     disk: Disk, path: str, *, records: int = 10, from_seq: int | None = None, cold_dir: str | None = None
 ) -> Inspection:
-    """OSError: there is no such file, or it cannot be opened. `cold_dir` is the root of the cold tier."""
+    """Describe a file. `cold_dir`: root of the cold tier. Raises OSError if the file is missing or cannot be opened."""
     handle = disk.open(path)
     try:
         size = disk.size(handle)
@@ -94,17 +94,17 @@ def inspect(
     kind = kind_in_staging(path) or _kind(name, head)
     found = Inspection(path, kind, size, int(HEADER.unpack(head)[1]) if len(head) == HEADER_BYTES else None)
     if name.endswith(TEMP_SUFFIX):
-        found.notes.append("it never got its real name: it is being written, or was when a server died")
+        found.notes.append("a temporary file: it is being written, or a server died while writing it")
     try:
         _describe(disk, found, name, records, from_seq, cold_dir)
     except (TopicsError, OSError) as error:
-        found.caught(error, path)
+        found.add_error(error, path)
     found.left_out = {what: number for what, number in found.left_out.items() if number}
     return found
 
 
 def _kind(name: str, head: bytes) -> str:
-    """By the name, and for files that somebody has renamed by what they begin with."""
+    """The kind by the file's name; for a renamed file, by its first bytes."""
     plain = _OWNER.sub("", name.removesuffix(TEMP_SUFFIX))
     if parse_segment_name(plain) is not None:
         return "segment"
@@ -130,12 +130,12 @@ def _describe(
         case "segment":
             segment = parse_segment_name(name.removesuffix(TEMP_SUFFIX))
             if segment is None:
-                what = "a file of a segment under another name; its others are looked for by the name seg-<seq>-<generation>"
-                found.trouble(found.path, 0, what)
+                what = "a renamed segment file; rename it to seg-<seq>-<generation>.<suffix> to find its other files"
+                found.add_problem(found.path, 0, what)
                 return
             folder = found.path.rpartition("/")[0].rpartition("/")[2]
-            there = f"{cold_dir}/topics/{folder}" if cold_dir is not None else None
-            inspect_segment(disk, found, segment[0], segment[1], count, from_seq, there)
+            cold_folder = f"{cold_dir}/topics/{folder}" if cold_dir is not None else None
+            inspect_segment(disk, found, segment[0], segment[1], count, from_seq, cold_folder)
         case "log":
             inspect_log(disk, found, count, from_seq)
         case "snapshot":
@@ -159,7 +159,7 @@ def _describe(
             found.version = None
             text = _small(disk, found)
             if not _COLD_ID.fullmatch(text):
-                raise Corrupt(found.path, 0, "does not hold the 32 hexadecimal digits of an id")
+                raise Corrupt(found.path, 0, "does not contain an id of 32 hexadecimal digits")
             found.facts["id"] = text.decode("ascii").strip()
         case "manifest" | "dead-rows" | "current" | "pin" | "plan":
             inspect_manifest(found, _whole(disk, found))
@@ -169,26 +169,28 @@ def _describe(
             inspect_staging(found, head, _whole(disk, found) if is_small else b"")
         case "reserve":
             found.version = None
-            found.notes.append("space that a shard holds for when the disk is full")
+            found.notes.append("disk space that a shard reserves for when the disk is full")
         case "lock" | "run":
             found.facts["text"] = text_of(_small(disk, found).strip())
         case _:
             found.version = None
-            found.trouble(
-                found.path, 0, "is no file of topics: neither its name nor its first bytes are known"
+            found.add_problem(
+                found.path, 0, "is not a file of topics: neither its name nor its first bytes are known"
             )
 
 
 def _whole(disk: Disk, found: Inspection) -> bytes:
     if found.bytes > WHOLE_BYTES_MAX:
-        raise Corrupt(found.path, WHOLE_BYTES_MAX, f"{found.bytes} bytes are more than is looked at")
+        raise Corrupt(found.path, WHOLE_BYTES_MAX, f"has {found.bytes} bytes, which is too long to inspect")
     return _range(disk, found.path, 0, found.bytes)
 
 
 def _small(disk: Disk, found: Inspection) -> bytes:
     found.version = None
     if found.bytes > SMALL_BYTES_MAX:
-        raise Corrupt(found.path, SMALL_BYTES_MAX, f"has {found.bytes} bytes, which is far too long")
+        raise Corrupt(
+            found.path, SMALL_BYTES_MAX, f"has {found.bytes} bytes, which is too long for such a file"
+        )
     return _range(disk, found.path, 0, found.bytes)
 
 
@@ -213,7 +215,9 @@ def _check_digest(disk: Disk, found: Inspection, magic: bytes) -> tuple[int, int
 def _payload(disk: Disk, found: Inspection, magic: bytes) -> bytes:
     start, end = _check_digest(disk, found, magic)
     if end - start > WHOLE_BYTES_MAX:
-        raise Corrupt(found.path, start, f"{end - start} bytes are more than is looked at; the digest holds")
+        raise Corrupt(
+            found.path, start, f"has {end - start} bytes, which is too long to inspect; the digest matches"
+        )
     return _range(disk, found.path, start, end)
 
 
@@ -226,9 +230,9 @@ def _snapshot(disk: Disk, found: Inspection, count: int) -> None:
     try:
         start, end = _check_digest(disk, found, SNAPSHOT_MAGIC)
     except Corrupt as error:
-        # Names and places that can still be read help whoever has lost it.
-        found.caught(error, path)
-        found.notes.append("the rows are told as they are, though the digest does not vouch for them")
+        # Show what can still be read: names and segments help with manual recovery.
+        found.add_error(error, path)
+        found.notes.append("the rows are shown although the file does not match its digest")
     topics: FirstAndLast[TopicLine] = FirstAndLast(count)
     last: tuple[int, bytes] | None = None
     number = 0
@@ -241,7 +245,7 @@ def _snapshot(disk: Disk, found: Inspection, count: int) -> None:
         if last is None or not number:
             raise Corrupt(path, start, "has no shard row or no closing row")
         if last[1] != msgspec.msgpack.encode(number):
-            raise Corrupt(path, last[0], f"holds {number} rows, which is not what its closing row says")
+            raise Corrupt(path, last[0], f"has {number} rows, which does not match its closing row")
     finally:
         found.facts |= {"rows": number, "topics": topics.count}
         found.topics = topics.shown
@@ -274,7 +278,7 @@ def _shard_row(found: Inspection, row: ShardRow) -> None:
     }
     named = found.path.rpartition("snap-")[2]
     if re.fullmatch(r"[0-9a-f]{16}", named) and int(named, 16) != row.number:
-        found.trouble(found.path, HEADER_BYTES, f"says that it is number {row.number}")
+        found.add_problem(found.path, HEADER_BYTES, f"contains the number {row.number}")
 
 
 def _topic_line(row: TopicRow) -> TopicLine:
@@ -308,7 +312,7 @@ def _intent(disk: Disk, found: Inspection, count: int) -> None:
 
 
 def _watch(disk: Disk, found: Inspection) -> None:
-    """What sessions are about is the worker's knowledge; here they are counted."""
+    """Count the sessions. Only the worker can decode their contents."""
     sessions: set[str] = set()
     groups: set[tuple[str, str]] = set()
     entries = whole = 0
@@ -329,12 +333,12 @@ def _watch(disk: Disk, found: Inspection) -> None:
     found.facts |= {"sessions": len(sessions), "groups": len(groups)}
     if entries and whole < found.bytes:
         found.notes.append(
-            f"behind byte {whole} there is no whole entry: one is being written, or was when a server died"
+            f"after byte {whole} there is no complete entry: one is being written, or a server died while writing it"
         )
 
 
 def _transaction(disk: Disk, found: Inspection) -> None:
-    """Who staged it and for which batch is in the log and in snapshots; here it is what was staged."""
+    """Describe the staged chunks. The producer and the batch are in the log and in snapshots."""
     chunks = records = size = decisions = 0
     end = HEADER_BYTES
     parts: dict[str, None] = {}
@@ -347,7 +351,7 @@ def _transaction(disk: Disk, found: Inspection) -> None:
         chunks += 1
         records += entry.chunk.records
         size += entry.chunk.size
-    found.digests.append(Digest(f"{chunks + decisions} entries", True))  # it goes on as far as they hold
+    found.digests.append(Digest(f"{chunks + decisions} entries", True))  # reading stops at the first bad one
     named = parse_name(found.path.rpartition("/")[2])
     found.facts |= {
         "transaction": f"{named[0]:016x}" if named is not None else None,
@@ -359,5 +363,5 @@ def _transaction(disk: Disk, found: Inspection) -> None:
     }
     if end < found.bytes:
         found.notes.append(
-            f"behind byte {end} there is no whole entry: a chunk was being written, or a commit has been erased from here on"
+            f"after byte {end} there is no complete entry: a chunk is being written, or the rest of a commit was erased"
         )

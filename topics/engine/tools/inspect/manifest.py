@@ -1,4 +1,4 @@
-"""What `topics inspect` tells of manifests, dead rows, pins and plans of merges."""
+"""`topics inspect` for manifests, dead rows, pins and merge plans."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _manifest(found: Inspection, data: bytes) -> None:
         "plans": len(manifest.plans),
     }
     if manifest.number != manifest_number(found.path.rpartition("/")[2]):
-        found.trouble(found.path, 0, f"says that it is number {manifest.number}")
+        found.add_problem(found.path, 0, f"contains the number {manifest.number}")
 
 
 def _dead_rows(found: Inspection, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What `topics inspect` tells of a file, and records as it shows them."""
+"""The report of `topics inspect`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _FLAGS = {
     frames.HAS_EXT: "ext",
     frames.ERASED: "erased",
 }
-NAME_SHOWN_MAX = 200  # characters of a tag, a node or a topic
+NAME_SHOWN_MAX = 200  # longest tag, node or topic shown, in characters
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Something is not as it was written: in this file, at this byte."""
+    """Damage to a file, at this byte."""
 
     path: str
     offset: int
@@ -49,7 +49,7 @@ class Digest(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """One frame. `size` is that of its payload, `bytes` that of the whole frame, 0 when it has none any more."""
+    """One frame. `size` is that of its payload, `bytes` that of the whole frame, or 0 if the frame is gone."""
 
     type: str
     topic_id: int
@@ -61,8 +61,8 @@ class Record(msgspec.Struct, frozen=True):
     flags: list[str]
     tag: str | None = None
     node: str | None = None
-    lsn: int | None = None  # in a log
-    whole: bool | None = None  # whether it agrees with its digest; None: it was not read
+    lsn: int | None = None  # only in a log
+    whole: bool | None = None  # whether it matches its digest; None: it was not read
 
 
 class EnvelopeLine(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class EnvelopeLine(msgspec.Struct, frozen=True):
     synced_lsn: int
     offset: int
     bytes: int
-    frames: dict[str, int]  # how many of each type
+    frames: dict[str, int]  # number of frames by type
 
 
 class TopicLine(msgspec.Struct, frozen=True):
@@ -119,24 +119,24 @@ class Inspection(msgspec.Struct, omit_defaults=True):
     envelopes: list[EnvelopeLine] = []
     topics: list[TopicLine] = []
     patches: list[PatchLine] = []
-    left_out: dict[str, int] = {}  # how many of a list are there and not shown
+    left_out: dict[str, int] = {}  # number of items of each list that are not shown
 
-    def trouble(self, path: str, offset: int, what: str) -> None:
+    def add_problem(self, path: str, offset: int, what: str) -> None:
         self.problems.append(Damage(path, offset, what))
         self.sound = False
 
-    def caught(self, error: TopicsError | OSError, path: str) -> None:
+    def add_error(self, error: TopicsError | OSError, path: str) -> None:
         if isinstance(error, Corrupt):
-            self.trouble(error.path, error.offset, error.problem)
+            self.add_problem(error.path, error.offset, error.problem)
         elif isinstance(error, UnsupportedFormat):
-            what = f"has format version {error.version}, which this version of topics does not know"
-            self.trouble(error.path, 8, what)
+            what = f"has format version {error.version}, which this version of topics does not support"
+            self.add_problem(error.path, 8, what)
         else:
-            self.trouble(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}")
+            self.add_problem(path, 0, f"cannot be read: {getattr(error, 'strerror', None) or error}")
 
 
 class FirstAndLast(Generic[T]):
-    """The first and the last few of many, and how many there were."""
+    """Keeps the first and last few of many items, and their number."""
 
     def __init__(self, each: int) -> None:
         self._each = each
@@ -167,13 +167,13 @@ def flag_names(flags: int) -> list[str]:
 
 
 def text_of(name: bytes) -> str:
-    """A tag or a node as text: any bytes may stand there once a file is damaged."""
+    """A name as text. In a damaged file it may be any bytes."""
     text = name[: 4 * NAME_SHOWN_MAX].decode("utf-8", "backslashreplace")
     return text if len(text) <= NAME_SHOWN_MAX else text[:NAME_SHOWN_MAX] + "…"
 
 
 def record_of(frame: bytes, offset: int, lsn: int | None = None, *, whole: bool | None = None) -> Record:
-    """The frame that these bytes are, as far as they go; at least a header."""
+    """Describe a frame, which may be truncated after its header."""
     _, kind, flags, topic_id, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(frame)
     tag_at = frames.HEADER_BYTES + node_len
     return Record(

@@ -1,7 +1,7 @@
-"""A segment as `topics inspect` tells of it, whichever of its files was named.
+"""`topics inspect` for segments, whichever of its files is given.
 
-A sealed one has a `.sum`, which says how long the others are and what their digests are. One that still grows has none:
-then the lengths of the files count, and each record's own digest is all there is to compare with.
+A sealed segment has a `.sum` with the lengths and digests of the other files. An open segment has none: then the lengths
+of the files are used, and only the records' own digests can be checked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from topics.engine.tools.inspect.report import (
 )
 
 MAGICS = {"data": DATA_MAGIC, "idx": IDX_MAGIC, "dict": DICT_MAGIC, "sum": SUM_MAGIC, "del": DEL_MAGIC}
-# Of files that are read at once. Ten thousand records of a segment need a hundredth of it.
+# Largest file that is read at once. The index of ten thousand records needs a hundredth of it.
 WHOLE_BYTES_MAX = 64 * MIB
 _STEP_ROWS = BLOCK_BYTES // ROW_BYTES
 _TOPIC = re.compile(r"[0-9a-f]{16}")
@@ -65,7 +65,7 @@ def inspect_segment(
     from_seq: int | None,
     cold_dir: str | None = None,
 ) -> None:
-    """`cold_dir` is where this topic's segments lie in the cold tier, if it is known."""
+    """Describe a segment. `cold_dir`: directory of the topic's segments in the cold tier, if known."""
     folder = found.path.rpartition("/")[0] or "."
     _Segment(disk, found, folder, SegmentMeta(first_seq, generation), cold_dir).run(count, from_seq)
 
@@ -77,8 +77,8 @@ class _Segment:
     folder: str
     meta: SegmentMeta
     cold_dir: str | None
-    sizes: dict[str, int] = field(default_factory=dict)  # of the files that are there
-    bad: set[str] = field(default_factory=set)  # suffixes of files whose content is not to be trusted
+    sizes: dict[str, int] = field(default_factory=dict)  # of the existing files, by suffix
+    bad: set[str] = field(default_factory=set)  # suffixes of damaged files
     tags: list[bytes] = field(default_factory=list)
     nodes: list[bytes] = field(default_factory=list)
     marks: list[tuple[int, int]] = field(default_factory=list)  # deleted rows, half-open
@@ -94,21 +94,21 @@ class _Segment:
         found.facts["topic_id"] = topic if self.topic_id is not None else None
         found.facts["first_seq"] = meta.first_seq
         found.facts["generation"] = meta.generation
-        self._look_at_files()
+        self._check_files()
         if "sum" in self.sizes:
             self._check_sealed()
         else:
             found.facts["sealed"] = False
-            found.notes.append("no .sum: it still grows, and its digests are in the snapshot")
+            found.notes.append("no .sum: the segment is open, and its digests are in the snapshot")
         self._read_names()
         self._read_marks()
         if "idx" in self.sizes and "idx" not in self.bad:
             self._show_rows(count, from_seq)
         else:
             if "idx" not in self.sizes:
-                found.trouble(self._path("idx"), 0, "is missing")
+                found.add_problem(self._path("idx"), 0, "is missing")
             if "data" in self.sizes and "data" not in self.bad:
-                self._walk_data(count, from_seq)
+                self._scan_data(count, from_seq)
 
     def _path(self, suffix: str) -> str:
         name = segment_name(self.meta.first_seq, self.meta.generation)
@@ -116,20 +116,20 @@ class _Segment:
 
     # -- files ---------------------------------------------------------------------------------------------
 
-    def _look_at_files(self) -> None:
-        # The index first: records are written before it, so that every row that is seen here has its record.
+    def _check_files(self) -> None:
+        # The index first: records are written before it, so that every row seen here has its record.
         for suffix in ("idx", "dict", "data", "sum", "del"):
             path = self._path(suffix)
             try:
-                self._look_at(suffix, path)
+                self._check_file(suffix, path)
             except FileNotFoundError:
                 if suffix == "data":
-                    self._look_in_cold()
+                    self._check_cold()
             except (TopicsError, OSError) as error:
-                self.found.caught(error, path)
+                self.found.add_error(error, path)
                 self.bad.add(suffix)
 
-    def _look_at(self, suffix: str, path: str) -> None:
+    def _check_file(self, suffix: str, path: str) -> None:
         handle = self.disk.open(path)
         try:
             size = self.disk.size(handle)
@@ -141,20 +141,20 @@ class _Segment:
         self.found.files.append(FileLine(path.rpartition("/")[2], size, version))
         check_header(path, head, MAGICS[suffix], DEL_VERSION if suffix == "del" else VERSION)
 
-    def _look_in_cold(self) -> None:
+    def _check_cold(self) -> None:
         if self.cold_dir is not None:
             self.data_path = f"{self.cold_dir}/{self._path('data').rpartition('/')[2]}"
             try:
-                self._look_at("data", self.data_path)
+                self._check_file("data", self.data_path)
                 self.found.facts["tier"] = COLD
                 return
             except FileNotFoundError:
                 pass
             except (TopicsError, OSError) as error:
-                self.found.caught(error, self.data_path)
+                self.found.add_error(error, self.data_path)
                 self.bad.add("data")
                 return
-        self.found.notes.append("no .data here: a cold segment has it in the cold tier only")
+        self.found.notes.append("no .data here: that of a cold segment is only in the cold tier")
 
     def _check_sealed(self) -> None:
         meta, found = self.meta, self.found
@@ -162,12 +162,12 @@ class _Segment:
         path = self._path("sum")
         try:
             if self.sizes["sum"] > WHOLE_BYTES_MAX:
-                raise Corrupt(path, 0, f"has {self.sizes['sum']} bytes, which no .sum has")
+                raise Corrupt(path, 0, f"has {self.sizes['sum']} bytes, which is too long for a .sum")
             summary, _ = read_sum(self.disk, self.folder, meta.first_seq, meta.generation)
             self.meta = meta_from_sum(self.disk, self.folder, meta.first_seq, meta.generation)
         except (TopicsError, OSError) as error:
             if "sum" not in self.bad:
-                found.caught(error, path)
+                found.add_error(error, path)
             found.digests.append(Digest(".sum", False))
             self.bad.add("sum")
             return
@@ -182,11 +182,11 @@ class _Segment:
             "origin": summary.origin.hex() if any(summary.origin) else None,
         }
         if "dict" not in self.sizes and summary.dict_bytes:
-            found.trouble(self._path("dict"), 0, "is missing")
+            found.add_problem(self._path("dict"), 0, "is missing")
         self._check_digests(summary.blocks)
 
     def _check_digests(self, blocks: list[bytes]) -> None:
-        """By the engine's own check; a file that is missing or has a bad header was told of already."""
+        """Check the digests as the engine does. Missing files and bad headers were reported already."""
         found = self.found
         here = self.data_path == self._path("data")
         meta = msgspec.structs.replace(self.meta, tier=HOT if here else COLD)
@@ -200,7 +200,7 @@ class _Segment:
                 continue
             if suffix not in self.bad:
                 for problem in own:
-                    found.trouble(path, problem.offset, f"{problem.what}, in {problem.length} bytes")
+                    found.add_problem(path, problem.offset, f"{problem.what}, in {problem.length} bytes")
             found.digests.append(Digest(f".{suffix}", not own and suffix not in self.bad))
 
     def _read_names(self) -> None:
@@ -210,7 +210,7 @@ class _Segment:
         try:
             self.tags, self.nodes, expiries = parse_dict(path, self._whole("dict"))
         except (TopicsError, OSError) as error:
-            self.found.caught(error, path)
+            self.found.add_error(error, path)
             return
         self.found.facts |= {"tags": len(self.tags), "nodes": len(self.nodes), "expiries": len(expiries)}
 
@@ -221,7 +221,7 @@ class _Segment:
         try:
             data = self._whole("del")
         except (TopicsError, OSError) as error:
-            found.caught(error, path)
+            found.add_error(error, path)
             return
         if int(HEADER.unpack_from(data)[1]) != DEL_VERSION:
             rows = np.flatnonzero(np.frombuffer(data, dtype=np.uint8, offset=HEADER_BYTES) == 1).astype(
@@ -229,13 +229,13 @@ class _Segment:
             )
             self.marks = runs_of(rows, rows + 1)
             found.facts["deleted"] = len(rows)
-            found.notes.append(".del is of version 1, which has no digests")
+            found.notes.append(".del has version 1, which has no digests")
             return
         end, deleted, number = HEADER_BYTES, 0, 0
         for ranges, whole, _, block_end in mark_blocks(data):
             number += 1
             if not whole:
-                found.trouble(path, end, "the marks of deleted records do not agree with their digest")
+                found.add_problem(path, end, "the marks of deleted records do not match their digest")
                 break
             self.marks += ranges.tolist()
             deleted += int((ranges["stop"].astype(np.int64) - ranges["first"]).sum())
@@ -243,21 +243,21 @@ class _Segment:
         else:
             if end < len(data):
                 found.notes.append(
-                    f"{len(data) - end} bytes behind the last whole block of .del do not count"
+                    f"{len(data) - end} bytes after the last complete block of .del are ignored"
                 )
         found.digests.append(
-            Digest(f"{number} blocks of .del", end >= HEADER_BYTES and not self._has_trouble(path))
+            Digest(f"{number} blocks of .del", end >= HEADER_BYTES and not self._has_problem(path))
         )
         found.facts["deleted"] = deleted
 
-    def _has_trouble(self, path: str) -> bool:
-        return any(trouble.path == path for trouble in self.found.problems)
+    def _has_problem(self, path: str) -> bool:
+        return any(problem.path == path for problem in self.found.problems)
 
     def _whole(self, suffix: str) -> bytes:
-        """A file that is small when it is sound."""
+        """Read a file that is small unless it is damaged."""
         path = self._path(suffix)
         if self.sizes[suffix] > WHOLE_BYTES_MAX:
-            raise Corrupt(path, 0, f"has {self.sizes[suffix]} bytes, which is more than is looked at")
+            raise Corrupt(path, 0, f"has {self.sizes[suffix]} bytes, which is too long to inspect")
         handle = self.disk.open(path)
         try:
             return read_exact(self.disk, handle, path, 0, self.sizes[suffix])
@@ -272,18 +272,20 @@ class _Segment:
         if self.meta.sealed:
             rows = max(0, min(rows, self.meta.rows))
         elif rest:
-            found.notes.append("the last row is not whole: it is being written, or was when a server died")
+            found.notes.append(
+                "the last row is incomplete: it is being written, or a server died while writing it"
+            )
         try:
             handle = self.disk.open(path)
         except OSError as error:
-            found.caught(error, path)
+            found.add_error(error, path)
             return
         try:
-            self._sum_up(handle, rows)
-            picked = _picked(rows, self.meta.first_seq, count, from_seq)
+            self._add_totals(handle, rows)
+            picked = _rows_to_show(rows, self.meta.first_seq, count, from_seq)
             shown = [(row, self._row(handle, row)) for row in picked]
         except (TopicsError, OSError) as error:
-            found.caught(error, path)
+            found.add_error(error, path)
             return
         finally:
             self.disk.close(handle)
@@ -294,8 +296,8 @@ class _Segment:
         piece = read_exact(self.disk, handle, self._path("idx"), HEADER_BYTES + ROW_BYTES * row, ROW_BYTES)
         return np.frombuffer(piece, dtype=ROW)
 
-    def _sum_up(self, handle: int, rows: int) -> None:
-        """What all rows say, in pieces."""
+    def _add_totals(self, handle: int, rows: int) -> None:
+        """Totals over all rows, read in pieces."""
         path, with_frame, payload, low, high = self._path("idx"), 0, 0, 0, 0
         limit = self.sizes.get("data")
         for first in range(0, rows, _STEP_ROWS):
@@ -311,10 +313,10 @@ class _Segment:
                 high = max(high, int(times.max()))
             ends = piece["offset"].astype(np.int64) + piece["length"]
             past = np.flatnonzero(present & (ends > (DATA_BYTES_MAX * 2 if limit is None else limit)))
-            if len(past) and not self._has_trouble(path):
+            if len(past) and not self._has_problem(path):
                 row = int(past[0])
-                what = f"row {first + row} points past the end of .data, to byte {int(ends[row])}"
-                self.found.trouble(path, at + ROW_BYTES * row, what)
+                what = f"row {first + row} points beyond the end of .data, to byte {int(ends[row])}"
+                self.found.add_problem(path, at + ROW_BYTES * row, what)
         self.found.facts |= {
             "rows": rows,
             "last_seq": self.meta.first_seq + rows - 1 if rows else None,
@@ -330,15 +332,15 @@ class _Segment:
             try:
                 handle = self.disk.open(self.data_path)
             except OSError as error:
-                self.found.caught(error, self.data_path)
+                self.found.add_error(error, self.data_path)
         try:
             for row, values in shown:
-                self.found.records.append(self._shown(handle, row, values))
+                self.found.records.append(self._record(handle, row, values))
         finally:
             if handle is not None:
                 self.disk.close(handle)
 
-    def _shown(self, handle: int | None, row: int, values: Rows) -> Record:
+    def _record(self, handle: int | None, row: int, values: Rows) -> Record:
         found = self.found
         offset, length, ts, flags, _, tag, node, size = values[0].tolist()
         seq = self.meta.first_seq + row
@@ -348,14 +350,14 @@ class _Segment:
             try:
                 frame = self.disk.read(handle, offset, length)
             except OSError as error:
-                found.caught(error, self.data_path)
+                found.add_error(error, self.data_path)
             else:
                 whole = self._is_record(frame, seq)
                 if whole and topic_id is None:
                     topic_id = int(frames.HEADER.unpack_from(frame)[3])
                 if not whole:
-                    what = f"the record of seq {seq} is not what was written there"
-                    found.trouble(self.data_path, offset, what)
+                    what = f"the record of seq {seq} is damaged"
+                    found.add_problem(self.data_path, offset, what)
         names = flag_names(flags)
         if any(first <= row < stop for first, stop in self.marks):
             names.append("deleted")
@@ -379,11 +381,11 @@ class _Segment:
         topic_id = self.topic_id if self.topic_id is not None else frames.HEADER.unpack_from(frame)[3]
         return frames.is_record(frame, topic_id, seq)
 
-    def _walk_data(self, count: int, from_seq: int | None) -> None:
-        """Without an index: from one record to the next, as their lengths say."""
+    def _scan_data(self, count: int, from_seq: int | None) -> None:
+        """Read the records without an index, from one to the next by their lengths."""
         found, path, size = self.found, self.data_path, self.sizes["data"]
         records: FirstAndLast[Record] = FirstAndLast(count)
-        asked: list[Record] = []
+        selected: list[Record] = []
         at = HEADER_BYTES
         handle = self.disk.open(path)
         try:
@@ -391,30 +393,30 @@ class _Segment:
                 head = self.disk.read(handle, at, frames.HEADER_BYTES)
                 length = 4 + int.from_bytes(head[:4], "little")
                 if len(head) < frames.HEADER_BYTES or length < frames.OVERHEAD_BYTES or at + length > size:
-                    found.trouble(path, at, "no record begins here")
+                    found.add_problem(path, at, "no record starts here")
                     break
                 if length > WHOLE_BYTES_MAX:
-                    found.trouble(path, at, f"a record of {length} bytes, which is more than is looked at")
+                    found.add_problem(path, at, f"a record has {length} bytes, which is too long to inspect")
                     break
                 record = record_of(self.disk.read(handle, at, length), at)
                 if not record.whole:
-                    found.trouble(path, at, "the record does not agree with its digest")
+                    found.add_problem(path, at, "the record does not match its digest")
                     break
                 records.add(record)
-                if from_seq is not None and record.seq >= from_seq and len(asked) < count:
-                    asked.append(record)
+                if from_seq is not None and record.seq >= from_seq and len(selected) < count:
+                    selected.append(record)
                 at += length
         except OSError as error:
-            found.caught(error, path)
+            found.add_error(error, path)
         finally:
             self.disk.close(handle)
-        found.records = asked if from_seq is not None else records.shown
+        found.records = selected if from_seq is not None else records.shown
         found.facts["records_found"] = records.count
         found.left_out["records"] = records.count - len(found.records)
 
 
-def _picked(rows: int, first_seq: int, count: int, from_seq: int | None) -> list[int]:
-    """Numbers of the rows to be shown: those from a seq on, or the first and the last ones."""
+def _rows_to_show(rows: int, first_seq: int, count: int, from_seq: int | None) -> list[int]:
+    """Rows to show: those from a seq on, or the first and last ones."""
     if from_seq is not None:
         first = min(max(0, from_seq - first_seq), rows)
         return list(range(first, min(first + count, rows)))
@@ -424,7 +426,7 @@ def _picked(rows: int, first_seq: int, count: int, from_seq: int | None) -> list
 
 
 def _name(names: list[bytes], number: int) -> str | None:
-    """Ids begin with 1; 0 is none."""
+    """The name with this id; ids start with 1, and 0 is none."""
     if not number:
         return None
     return text_of(names[number - 1]) if number <= len(names) else f"#{number}"

@@ -1,6 +1,6 @@
-"""What `topics inspect` tells of what a job has put into staging: sidecars, outputs, and the marks that the server gave it.
+"""`topics inspect` for the staging files of a merge: the job's sidecars and outputs, and the server's marks.
 
-Whether an output is what its plan asked for shows in its inputs, and is for the commit; here is told what a file says of itself.
+Files are checked on their own here. Only a commit compares an output with its inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"group-(\d{1,4})\.(?:json|(?P<attempt>.+)\.(?P<suffix>data|i
 
 
 def kind_in_staging(path: str) -> str | None:
-    """None: it is not in the staging of a plan, or is told as everywhere."""
+    """The kind of a file in the staging of a plan. None if it is not in staging, or has its usual kind there."""
     folder, _, name = path.rpartition("/")
     if not folder.rpartition("/")[0].endswith(STAGING):
         return None
@@ -34,7 +34,7 @@ def kind_in_staging(path: str) -> str | None:
 
 
 def inspect_staging(found: Inspection, head: bytes, data: bytes) -> None:
-    """`data`: all of it, but of records."""
+    """`data`: the contents of the file, empty for .data, .idx and .dict."""
     match = _NAME.fullmatch(found.path.rpartition("/")[2])
     if found.kind == "marks":
         _marks(found, data)
@@ -44,24 +44,24 @@ def inspect_staging(found: Inspection, head: bytes, data: bytes) -> None:
     if found.kind == "sidecar":
         found.version = None
         try:
-            said = decode_sidecar(found.path, data, group)
+            sidecar = decode_sidecar(found.path, data, group)
         except ValueError as error:
             raise Corrupt(found.path, 0, str(error)) from None
-        found.facts |= msgspec.to_builtins(said)
+        found.facts |= msgspec.to_builtins(sidecar)
         return
     suffix = match["suffix"]
     found.facts |= {"group": group, "attempt": match["attempt"], "file": suffix}
-    found.notes.append("the output of a job: a commit compares it with the segments that it is made of")
+    found.notes.append("the output of a job: a commit compares it with the segments it was merged from")
     check_header(found.path, head, MAGICS[suffix])
     if suffix == "sum":
         try:
-            said_sum = msgspec.msgpack.decode(without_digest(found.path, data, SUM_MAGIC), type=Sum)
+            summary = msgspec.msgpack.decode(without_digest(found.path, data, SUM_MAGIC), type=Sum)
         except (TopicsError, msgspec.DecodeError) as error:
             found.digests.append(Digest("the file", False))
             raise Corrupt(found.path, 0, str(error)) from None
         found.digests.append(Digest("the file", True))
         names = ("first_seq", "generation", "rows", "live", "data_bytes", "dict_bytes")
-        found.facts |= {name: getattr(said_sum, name) for name in names}
+        found.facts |= {name: getattr(summary, name) for name in names}
 
 
 def _marks(found: Inspection, data: bytes) -> None:
@@ -74,6 +74,6 @@ def _marks(found: Inspection, data: bytes) -> None:
             end = block_end
     found.digests.append(Digest("marks", holds and end == len(data)))
     if not holds or end != len(data):
-        found.trouble(found.path, end, "the marks of dead records do not agree with their digest")
+        found.add_problem(found.path, end, "the marks of dead records do not match their digest")
     found.facts["dead"] = deleted
-    found.notes.append("what of an input was dead when the plan was made")
+    found.notes.append("the dead records of an input at the time of the plan")
