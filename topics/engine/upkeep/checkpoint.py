@@ -590,12 +590,8 @@ class Checkpointer:
             chunk.unmarked = chunk.unmarked[part.marks :] + [
                 (int(i) + part.first, int(i) + part.first + 1) for i in late
             ]
-            chunk.meta, chunk.marked, chunk.index_hash, chunk.rebuilt_index = (
-                part.meta,
-                part.marked,
-                part.index_hash,
-                None,
-            )
+            chunk.meta, chunk.marked = part.meta, part.marked
+            chunk.index_hash, chunk.rebuilt_index = part.index_hash, None
             chunk.tag_ids, chunk.node_ids = part.new.tag_ids, part.new.node_ids
             if part.seal:
                 chunk.closed = True
