@@ -219,22 +219,22 @@ class Relocator:
     def _relocate(self, log: TopicLog) -> Steps:
         """Move the surplus segments of one topic, one after the other, until a more urgent task is waiting."""
         checkpointer = self._checkpointer
-        wanted: list[Chunk] | None = None  # oldest last
+        candidates: list[Chunk] | None = None  # oldest last
         try:
             # Not during an erase: a copy might contain erased records. Afterwards the topic becomes a candidate again.
             while not log.dropped and not log.erasing:
                 if log.is_unloaded:
                     for _ in self._shard.load_slices(log):
                         yield None
-                    wanted = None
+                    candidates = None
                     yield WaitSynced(0)
                     continue
-                if wanted is None:
+                if candidates is None:
                     surplus = {meta.first_seq for meta in self._surplus(self._metas_of(log))}
-                    wanted = [chunk for chunk in log.chunks if chunk.first_seq in surplus][::-1]
-                if not wanted:
+                    candidates = [chunk for chunk in log.chunks if chunk.first_seq in surplus][::-1]
+                if not candidates:
                     break
-                chunk = wanted.pop()
+                chunk = candidates.pop()
                 if not self._may_move(log, chunk):
                     continue
                 checkpointer.cold_job_chunk, checkpointer.cold_job_topic = chunk, log
@@ -500,14 +500,14 @@ class Relocator:
         """
         assert self.loader is not None
         away = [log for log in self._shard.by_id.values() if log.stored is not None and not log.deferred]
-        wanted = [
+        cold_segments = [
             (log, segment_path(self._reader.topic_dir(log.id), meta, "data"), meta)
             for log in away
             for meta in log.stored or ()
             if meta.tier == COLD
         ]
-        for first in range(0, len(wanted), limits.SLICE_TOPICS):
-            some = wanted[first : first + limits.SLICE_TOPICS]
+        for first in range(0, len(cold_segments), limits.SLICE_TOPICS):
+            some = cold_segments[first : first + limits.SLICE_TOPICS]
             exist = yield self._run(partial(self._exist, [path for _, path, _ in some]))
             for (log, path, meta), exists in zip(some, exist, strict=True):
                 if exists and path in keys and log.stored is not None and not log.dropped:

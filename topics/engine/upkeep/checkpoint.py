@@ -643,11 +643,11 @@ class Checkpointer:
     def replace_corrupt_snapshots(self, numbers: list[int]) -> Steps:
         """Write a new snapshot, then remove the corrupt ones. Not the other way round: repair can still use parts of them."""
         yield from self.steps()
-        gone = yield Blocking("unlink", lambda: self._remove_corrupt(numbers))
-        self.snapshots = [entry for entry in self.snapshots if entry[0] not in gone]
+        removed = yield Blocking("unlink", lambda: self._remove_corrupt(numbers))
+        self.snapshots = [entry for entry in self.snapshots if entry[0] not in removed]
 
     def _remove_corrupt(self, numbers: list[int]) -> list[int]:
-        gone: list[int] = []
+        removed: list[int] = []
         for number in set(numbers) & set(list_snapshots(self._disk, self.meta_dir)):
             try:
                 read_snapshot(
@@ -655,8 +655,8 @@ class Checkpointer:
                 )  # the new snapshot may have reused the number
             except Corrupt:
                 remove_snapshot(self._disk, self.meta_dir, number)
-                gone.append(number)
-        return gone
+                removed.append(number)
+        return removed
 
     def delete_later(self, topic_id: int, meta: SegmentMeta, *, last_snapshot: int | None = None) -> None:
         """Schedule deletion of a replaced segment for when no kept snapshot refers to it."""

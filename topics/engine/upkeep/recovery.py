@@ -402,7 +402,9 @@ class Recovery:
     def _set_corrupt(self, problem: str) -> None:
         self.report.corrupt.append(problem)
         self._shard.cut_off = True
-        self._shard.read_only = f"{problem}; run a repair to turn the damage into announced losses"
+        self._shard.read_only = (
+            f"{problem}; run `topics verify --repair` to turn the damage into announced losses"
+        )
 
     # -- replay --------------------------------------------------------------------------------------------
 

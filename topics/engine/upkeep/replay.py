@@ -218,11 +218,11 @@ class Replay:
         begins = columns.starts + frames.HEADER_BYTES
         if kind == "tag":
             begins = begins + columns.headers["node_len"]
-        wanted = columns.headers["flags"] & (frames.HAS_TAG if kind == "tag" else frames.HAS_NODE)
+        has_name = columns.headers["flags"] & (frames.HAS_TAG if kind == "tag" else frames.HAS_NODE)
         ends = begins + columns.headers[f"{kind}_len"]
         return [
             buffer[begin:end] if present else None
-            for begin, end, present in zip(begins.tolist(), ends.tolist(), wanted.tolist(), strict=True)
+            for begin, end, present in zip(begins.tolist(), ends.tolist(), has_name.tolist(), strict=True)
         ]
 
     def _extensions(

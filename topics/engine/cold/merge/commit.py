@@ -81,8 +81,8 @@ class MergeCommitter:
         return all(
             chunk.meta is not None
             and self._planner.may_merge(log, chunk)
-            and (chunk.meta.first_seq, chunk.meta.generation) == (wanted.first_seq, wanted.generation)
-            for chunk, wanted in zip(chunks, group.inputs, strict=True)
+            and (chunk.meta.first_seq, chunk.meta.generation) == (planned.first_seq, planned.generation)
+            for chunk, planned in zip(chunks, group.inputs, strict=True)
         )
 
     def advance(self, plan: ActivePlan) -> Generator[Step, Any, bool]:

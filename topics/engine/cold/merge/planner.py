@@ -227,12 +227,12 @@ class Planner:
         marks: dict[str, Mask] = {}
         for group, one in described:
             placed: list[PlanInput] = []
-            for wanted, rows, dead in zip(group.inputs, one.rows, one.dead, strict=True):
+            for planned, rows, dead in zip(group.inputs, one.rows, one.dead, strict=True):
                 marked = dead & (rows["length"] > 0)
-                key = f"{staging}/{wanted.name}.del" if marked.any() else None
+                key = f"{staging}/{planned.name}.del" if marked.any() else None
                 if key is not None:
                     marks[key] = marked
-                placed.append(msgspec.structs.replace(wanted, dead=key))
+                placed.append(msgspec.structs.replace(planned, dead=key))
             groups.append(msgspec.structs.replace(group, inputs=placed))
         made = PlanFile(
             topic=topic,

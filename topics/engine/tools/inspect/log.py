@@ -150,8 +150,8 @@ class _Scan:
         appends = np.flatnonzero(kinds == frames.APPEND)
         if self._from_seq is not None:
             room = max(0, self._count - len(self._from_seq_records))
-            wanted = appends[columns.headers["seq"][appends] >= min(self._from_seq, (1 << 64) - 1)]
-            self._from_seq_records += [self._frame(body, columns, int(i), envelope) for i in wanted[:room]]
+            selected = appends[columns.headers["seq"][appends] >= min(self._from_seq, (1 << 64) - 1)]
+            self._from_seq_records += [self._frame(body, columns, int(i), envelope) for i in selected[:room]]
         else:
             self._add_ends(appends, body, columns, envelope)
         counts = Counter(kinds.tolist())
