@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from os.path import commonprefix
 
 from sortedcontainers import SortedList
@@ -12,6 +11,7 @@ from topics.engine.core.subject_trie import SubjectTrie
 from topics.engine.core.subjects import parse_pattern
 
 NAMES_PER_STEP = 512  # about 2 ms
+NODES_PER_STEP = 8192  # of the trie, about 2 ms: 256 patterns of many wildcards make a name cost 1 ms
 LAST = "\U0010ffff"  # after every name that begins alike
 
 
@@ -39,17 +39,18 @@ class NameSearch:
         self._found: dict[str, list[int]] = {}
 
     def step(self, names: SortedList[str]) -> bool:
-        """Look at some names; True when that was all, and `done` has been called."""
-        some = list(
-            islice(names.irange(self._after, self._end, inclusive=(self._inclusive, True)), NAMES_PER_STEP)
-        )
-        for name in some:
+        """Search some more names. True when the search has ended and `done` was called."""
+        names_left, nodes_max = NAMES_PER_STEP, self._trie.visited + NODES_PER_STEP
+        for name in names.irange(self._after, self._end, inclusive=(self._inclusive, True)):
+            if len(self._found) > self._matches_max:
+                break
+            if not names_left or self._trie.visited >= nodes_max:
+                return False
+            names_left -= 1
+            self._after, self._inclusive = name, False
             if self._prefixes is None or name.startswith(self._prefixes):
                 places = self._trie.match(name.encode()).plain
                 if places:
                     self._found[name] = sorted(places)
-        if len(some) == NAMES_PER_STEP and len(self._found) <= self._matches_max:
-            self._after, self._inclusive = some[-1], False
-            return False
         self._done(self._found)
         return True

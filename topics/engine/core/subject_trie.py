@@ -157,6 +157,7 @@ class SubjectTrie(Generic[S]):
 
     def __init__(self) -> None:
         self._root: _Node[S] = _Node()
+        self.visited = 0  # nodes that all matches so far have visited: what they cost
         self._count = 0
         self._serial = 0  # of the newest subscription
         self._cache: dict[bytes, _Cached[S]] = {}
@@ -241,6 +242,7 @@ class SubjectTrie(Generic[S]):
                     below.append(child)
                 if node.any_token is not None:
                     below.append(node.any_token)
+            self.visited += len(level)
             level = below
             if not level:
                 break
