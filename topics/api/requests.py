@@ -68,14 +68,15 @@ class RecordBody(msgspec.Struct, gc=False):
     data_base64: str | None = None
 
 
-class BareRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A record with only `data`, the common case: a body of such records takes a faster decoder."""
+class PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A record with `data` and perhaps a tag, the common case: a body of such records takes a faster decoder."""
 
     data: Raw
+    tag: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class BareWrite(msgspec.Struct, forbid_unknown_fields=True):
-    records: list[BareRecord]
+class PlainWrite(msgspec.Struct, forbid_unknown_fields=True):
+    records: list[PlainRecord]
 
 
 class RecordsBody(msgspec.Struct):

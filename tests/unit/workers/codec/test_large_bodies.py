@@ -246,14 +246,14 @@ def test_one_after_the_other_in_order() -> None:
         return read_large(request, "", lambda: (READ[wire.WRITE](request, ARGS), None))
 
     found: list[int] = []
-    while large.line:
+    while large.queue:
         try:
             read = large.step(begin)
         except BatchTooLarge:
             found.append(-1)
         else:
             if read is not None:
-                large.leave()
+                large.pop()
                 found.append(len(cast(cmd.Append, read[0]).records.payloads))
     assert found == [300, -1, 200]
 
