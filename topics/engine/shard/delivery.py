@@ -1,16 +1,16 @@
-"""What leaves a shard without having been asked for at that moment, topic by topic in the order of the scheduler.
+"""Delivery to waiting reads, waiting claims and forwards, topic by topic in the order of the scheduler.
 
-    frames    reads that stand or wait: pages for watchers, answers to long polls
-    jobs      claims that stand or wait: refills of job streams, answers to claims
+    reads     long polls and standing reads: replies, and pages for watchers
+    claims    waiting claims and job streams
     copies    batches of forwards
 
-A publication puts its topic among the news (`dirty`, `fed`, `claims_due`, `flowing`); `deliver` lists it with what it has to
-deliver, at most once, and serves listed topics until the room of a turn is used up. A topic is served up to the state that
-it had when it was picked, in slices: what comes meanwhile is delivered when its turn comes again.
+Publishing marks a topic (`waiters_due`, `claimable`, `claims_due`, `copies_due`). `deliver` schedules each marked topic, at most
+once, and serves scheduled topics until the turn's budget is used up. A topic is served in slices, up to the state it had
+when it was picked; later changes are delivered the next time.
 
-Copies wait for a turn without answers: whoever has written hears of it first, however many dests there are.
+Copies wait for a turn without replies, so that writers get their replies first, however many dests there are.
 
-Nothing of this keeps a record from being read: whoever polls is answered by the same turn that its request is handled in.
+None of this delays a new read: it is answered in the turn that handles its request.
 """
 
 from __future__ import annotations
@@ -33,75 +33,77 @@ from topics.engine.shard.transaction_commit import Committing
 from topics.engine.topic.consumer import Consumer
 from topics.engine.topic.log import TopicLog
 
-FRAMES, UNSENT, COPIES = 1, 2, 4
+READS, BLOCKED, COPIES = 1, 2, 4
 
-TURN_ROOM = 512 * KIB  # what one turn delivers: the next requests wait for it
-ANSWER_ROOM = 64 * KIB  # of a turn that has answers: they wait for it
-SLICE_ROOM = 128 * KIB  # of one topic at a time
-PICK_COST = 4 * KIB  # of serving a topic, beside what it delivers
+TURN_ROOM = 512 * KIB  # delivery budget of a turn: the next requests wait for it
+ANSWER_ROOM = 64 * KIB  # the budget of a turn with replies: they wait for it
+SLICE_ROOM = 128 * KIB  # per topic and slice
+PICK_COST = 4 * KIB  # fixed cost of serving a topic
 
 
 class Copier(Protocol):
-    """Who sends the copies of this shard's topics."""
+    """Sends copies of this shard's topics to the dests of forwards."""
 
     def has_new_copies(self, log: TopicLog) -> bool:
-        """Whether a topic with something new has copies to send."""
+        """Whether a topic with new records has copies to send."""
 
     def send_copies(self, log: TopicLog, room: int) -> int:
-        """Send copies of it; returns about how many bytes that took. If there is more, it is in `flowing` again."""
+        """Send copies of a topic; returns the delivery cost in bytes. If there is more, the topic is in `copies_due` again."""
 
     def resume_copies(self, log: TopicLog, uid: int) -> None:
-        """What could not be read yet for a rule can be now: the topic is in `flowing` again."""
+        """Records that a forward had to wait for can be read now: the topic is in `copies_due` again."""
 
 
 @dataclass(slots=True, eq=False)
 class DueTopic:
-    """What one topic has to deliver."""
+    """A topic with something to deliver."""
 
     log: TopicLog
-    kinds: int = 0  # FRAMES: its waiters look again; UNSENT: those of them that could not be answered; COPIES
-    claims_due: dict[int, Consumer] = field(default_factory=dict)  # whose claims look again, by identity
+    kinds: int = 0  # READS: check all waiters; BLOCKED: check those whose reply could not be sent; COPIES
+    claims_due: dict[int, Consumer] = field(
+        default_factory=dict
+    )  # consumers with claims to check, by identity
     entry: ScheduledEntry[DueTopic] | None = None
-    is_coalescing: bool = False  # it waits for more before it is listed
-    is_picked: bool = False  # it is being served
-    waiters_left: int = 0  # waiters that the slices so far have not come to
-    new_kinds: int = 0  # kinds that have come since it was picked
+    is_coalescing: bool = False  # waits for more changes before it is scheduled
+    is_picked: bool = False  # is being served
+    waiters_left: int = 0  # waiters that previous slices have not reached
+    new_kinds: int = 0  # kinds added since it was picked
 
 
 class Delivery(Committing):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        self.copier: Copier | None = None  # None: nobody sends copies, they wait
+        self.copier: Copier | None = None  # None: copies wait
         self.measures = Measures()
         self.scheduler: Scheduler[DueTopic] = Scheduler(self._priority_of)
         self._due_topics: dict[int, DueTopic] = {}
-        self._coalescing: list[tuple[int, int, DueTopic]] = []  # until when, a number, what
+        self._coalescing: list[tuple[int, int, DueTopic]] = []  # heap of (until when, tie breaker, topic)
         self._coalesce_count = 0
-        self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until there is less pressure
-        self._deferred_copies: dict[
-            DueTopic, int
-        ] = {}  # whose turn came among answers, with nothing but copies; since when they wait
+        self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until the pressure falls
+        # Topics with only copies, picked in a turn with replies; since when they wait.
+        self._deferred_copies: dict[DueTopic, int] = {}
 
     def _priority_of(self, due: DueTopic) -> float:
         log = due.log
         return effective_priority(log.view.config, log.last_read_ts or None, self.now_ms)
 
-    # -- when ----------------------------------------------------------------------------------------------
+    # -- timing --------------------------------------------------------------------------------------------
 
     @property
     def has_new_work(self) -> bool:
-        """Whether something other than copies was published, or asked for, that is not listed yet."""
+        """Whether topics are marked, other than for copies, that are not scheduled yet."""
         return bool(self.waiters_due or self.claimable or self.claims_due)
 
     @property
     def has_copies(self) -> bool:
-        """Whether a turn without answers is wanted for copies."""
+        """Whether copies wait for a turn without replies."""
         return bool(self._deferred_copies or self.copies_due) and self.copier is not None
 
     @property
     def deliver_at_ms(self) -> int | None:
-        """When something is to be delivered without a request, other than what claims and long polls wait for. When copies
-        are begun is up to whoever sends the answers before them.
+        """When the next delivery is due, except for timeouts of claims and long polls, and except for copies.
+
+        The worker decides when copies start, as replies are sent before them.
         """
         if self.has_new_work or self.scheduler:
             return self.clock.mono_ms
@@ -125,14 +127,14 @@ class Delivery(Committing):
 
     @property
     def backlog(self) -> int:
-        """Topics that wait for their turn, without those that wait for the next one without answers."""
+        """Scheduled topics, without those whose copies wait for a turn without replies."""
         return len(self.scheduler)
 
     def sending_resumed(self) -> None:
-        """A front has taken of what it was sent: those who could not be answered look again."""
+        """A front can take more replies: check blocked reads and claims again."""
         blocked, self.blocked_waiters = self.blocked_waiters, {}
         for log in blocked.values():
-            self._enqueue(log, UNSENT)
+            self._enqueue(log, BLOCKED)
         self.claims_due |= self.blocked_claims
         self.blocked_claims = {}
 
@@ -141,13 +143,13 @@ class Delivery(Committing):
             self.copier.resume_copies(log, uid)
 
     def expedite(self, log: TopicLog) -> None:
-        """Somebody waits for copies of this topic: it is served as if it had waited for long."""
+        """A read waits for copies of this topic: schedule it in the top band."""
         due = self._enqueue(log, COPIES)
         if due.entry is not None and due.entry.band < TOP and not due.is_picked:
             self.scheduler.discard(due.entry)
             self._schedule(due, since_ms=self.clock.mono_ms - WAIT_MAX_MS)
 
-    # -- listing -------------------------------------------------------------------------------------------
+    # -- scheduling ----------------------------------------------------------------------------------------
 
     def _enqueue(self, log: TopicLog, kind: int = 0) -> DueTopic:
         due = self._due_topics.get(log.id)
@@ -159,11 +161,11 @@ class Delivery(Committing):
         due.kinds |= kind
         if due.entry is not None:
             if due.entry.is_lowered and kind != COPIES:
-                # Copies alone wait one band lower. What is pushed does not, nor does it count as of the lowest band.
+                # Only copies are lowered by a band. Reads and claims move the topic back to its own band.
                 self.scheduler.discard(due.entry)
                 self._schedule(due, since_ms=due.entry.since_ms, may_lower=False)
             return due
-        if kind != FRAMES or not self.measures.coalesce_ms or band_of(self._priority_of(due)) == TOP:
+        if kind != READS or not self.measures.coalesce_ms or band_of(self._priority_of(due)) == TOP:
             self._schedule(due)
         elif not due.is_coalescing:
             due.is_coalescing = True
@@ -181,7 +183,7 @@ class Delivery(Committing):
         if self.waiters_due:
             waiters_due, self.waiters_due = self.waiters_due, {}
             for log in waiters_due.values():
-                self._enqueue(log, FRAMES)
+                self._enqueue(log, READS)
         if self.claimable:
             claimable, self.claimable = self.claimable, {}
             for log in claimable.values():
@@ -211,7 +213,7 @@ class Delivery(Committing):
     # -- serving -------------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """One turn's share of what is to be delivered. After answers a turn without any is wanted for the rest."""
+        """Deliver one turn's share. In a turn with replies the budget is smaller, and copies are deferred."""
         if not self.measures.defers and self.paused:
             self._resume_pushes()
         self.process_claim_timers()
@@ -230,7 +232,7 @@ class Delivery(Committing):
     def _resume_pushes(self) -> None:
         paused, self.paused = self.paused, {}
         for log in paused.values():
-            self._enqueue(log, FRAMES)
+            self._enqueue(log, READS)
             if log.consumers is not None:
                 self.wake_waiting_claims(log)
 
@@ -242,10 +244,10 @@ class Delivery(Committing):
         may_push = entry.band > 0 or not self.measures.defers
         is_mixed = due.kinds != COPIES or bool(due.claims_due)
         used = 0
-        if due.kinds & (FRAMES | UNSENT):
-            used += self._serve_frames(due, room, may_push=may_push)
+        if due.kinds & (READS | BLOCKED):
+            used += self._serve_reads(due, room, may_push=may_push)
         if due.claims_due and used < room:
-            used += self._serve_jobs(due, room - used, may_push=may_push)
+            used += self._serve_claims(due, room - used, may_push=may_push)
         if due.kinds == COPIES and not due.claims_due:
             if not with_copies:
                 self._defer_copies(entry, used)
@@ -264,7 +266,7 @@ class Delivery(Committing):
         return used
 
     def _finish(self, due: DueTopic) -> None:
-        """Up to where it was when it was picked, all is delivered."""
+        """Everything up to the state at the pick is delivered; schedule the topic again if it has changed since."""
         due.entry, due.is_picked = None, False
         if not due.new_kinds:
             del self._due_topics[due.log.id]
@@ -274,7 +276,7 @@ class Delivery(Committing):
         self._schedule(due)
 
     def _defer_copies(self, entry: ScheduledEntry[DueTopic], used: int) -> None:
-        """They wait for a turn without answers, and lose nothing of their age by it."""
+        """Defer copies to a turn without replies, keeping their age."""
         due = entry.item
         self.scheduler.done(entry, used)
         due.kinds |= due.new_kinds
@@ -285,26 +287,26 @@ class Delivery(Committing):
             self._schedule(due, since_ms=entry.since_ms)
 
     def _lower_band(self, entry: ScheduledEntry[DueTopic], used: int) -> None:
-        """Its copies wait one band lower."""
+        """Schedule the topic's copies again, one band lower."""
         due = entry.item
         self.scheduler.done(entry, used)
         due.kinds |= due.new_kinds
         due.entry, due.is_picked, due.new_kinds = None, False, 0
         self._schedule(due, since_ms=entry.since_ms)
 
-    def _serve_frames(self, due: DueTopic, room: int, *, may_push: bool) -> int:
-        """Let reads that stand or wait look again. Those that were not looked at come first in the next slice."""
+    def _serve_reads(self, due: DueTopic, room: int, *, may_push: bool) -> int:
+        """Check waiting reads. Those not reached come first in the next slice."""
         log = due.log
-        is_changed = bool(due.kinds & FRAMES)
+        is_changed = bool(due.kinds & READS)
         try:
             if log.stored is not None or log.deferred:
                 self._touch(log)
         except UpkeepPending:
             self.upkeep.wait(log, lambda error: self._wake_waiters(log), name="frames")
-            due.kinds, due.waiters_left = due.kinds & ~(FRAMES | UNSENT), 0
+            due.kinds, due.waiters_left = due.kinds & ~(READS | BLOCKED), 0
             return 0
         except (TopicsError, OSError):
-            is_changed = True  # each of them asks again by itself, where the error becomes its answer
+            is_changed = True  # each waiter is handled again, where the error becomes its reply
         waiters, log.waiters = log.waiters, []
         count = min(due.waiters_left or len(waiters), len(waiters))
         used = looked = 0
@@ -314,7 +316,7 @@ class Delivery(Committing):
                 break
             looked += 1
             if not is_changed and not waiter.is_blocked:
-                log.waiters.append(waiter)  # it has seen the topic as it is
+                log.waiters.append(waiter)  # it has seen the current state
             elif not may_push and waiter.command.standing and not log.view.dropped:
                 log.waiters.append(waiter)
                 self.paused[log.id] = log
@@ -328,13 +330,13 @@ class Delivery(Committing):
         log.waiters = waiters[looked:] + log.waiters
         due.waiters_left = count - looked
         if not due.waiters_left:
-            due.kinds &= ~(FRAMES | UNSENT)
+            due.kinds &= ~(READS | BLOCKED)
         return used
 
     def _wake_waiters(self, log: TopicLog) -> None:
         self.waiters_due[log.id] = log
 
-    def _serve_jobs(self, due: DueTopic, room: int, *, may_push: bool) -> int:
+    def _serve_claims(self, due: DueTopic, room: int, *, may_push: bool) -> int:
         used = 0
         while due.claims_due and used < room:
             consumer = due.claims_due.pop(next(iter(due.claims_due)))

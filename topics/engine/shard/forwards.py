@@ -1,12 +1,12 @@
-"""Forwards: rules that copy one topic into another, which may be on another shard.
+"""Forwards: rules that copy records from source topics to a dest topic, possibly on another shard.
 
     source                                dest
-    copies_after ─────────────────────▶   TakeCopies: what lies above the mark of this rule and source is appended,
-                                          together with the new mark, in one envelope
-    the next ones  ◀───────────────────   mark
+    copies_after ─────────────────────▶   TakeCopies: records above the mark of this forward and source are appended,
+                                          together with the new mark, in one log entry
+    the next batch ◀───────────────────   mark
 
-Nothing is kept of what is on its way: whoever starts again asks the dest for its mark. A dest takes only what goes on from
-its mark, under a rule that it knows, so a copy is there once, and in order, however often it is sent.
+The source keeps no state about batches in transit: after a restart it asks the dest for its mark. A dest accepts only a batch
+that continues from its mark, for a forward it knows. So each record is copied once and in order, however often it is sent.
 """
 
 from __future__ import annotations
@@ -41,25 +41,23 @@ from topics.engine.topic.flows import (
 )
 from topics.engine.topic.log import Op, TopicLog
 
-START_BYTES = 24  # at most, of one start in an outflow's frame
-GONE = -1  # the mark of a source that was dropped
+START_BYTES = 24  # maximum size of one start position in an outflow's frame
+GONE = -1  # mark of a dropped source
 
 
 class Forwards(DeadLetters):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        self.forwards: dict[int, fwd.Forward] = {}  # the catalog's, by uid
-        self.forward_uid = 0  # the highest that was ever given
+        self.forwards: dict[int, fwd.Forward] = {}  # the catalog of forwards, by uid
+        self.forward_uid = 0  # the highest uid ever assigned
         self.outflows: dict[int, Outflow] = {}
         self._patterns: SubjectTrie[int] = SubjectTrie()
         self._literals: dict[str, list[int]] = {}
         self._unpacking = CopyUnpacker()
-        self._no_topic = self.new_log(
-            0, "", TopicConfig()
-        )  # what belongs to no topic waits for its sync here
+        self._no_topic = self.new_log(0, "", TopicConfig())  # for ops that belong to no topic
 
     def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
-        """For the shard's row of a snapshot."""
+        """The forwards for the shard's snapshot row."""
         outflows = [outflow.row() for outflow in self.outflows.values()]
         return list(self.forwards.values()), self.forward_uid, outflows
 
@@ -116,7 +114,7 @@ class Forwards(DeadLetters):
         self.add_op(op)
 
     def _sources_of(self, forward: fwd.Forward) -> list[TopicLog]:
-        """The topics of this shard that a rule copies, all of what is there of them known."""
+        """The topics of this shard that a forward copies, with their deferred replay applied."""
         if not forward.is_pattern:
             log = self._for_write(forward.source)
             return [log] if log is not None else []
@@ -182,8 +180,9 @@ class Forwards(DeadLetters):
         log.outflows = tuple(sorted((*self._literals.get(log.name, ()), *by_pattern)))
 
     def _may_have_copies(self, log: TopicLog) -> bool:
-        """Whether a dest may lack something of a topic. Of many topics that a pattern finds, most have nothing new. The rule
-        of a single source asks in any case: so its dest learns where that is.
+        """Whether a dest may lack records of a topic. Of many topics that match a pattern, most have nothing new.
+
+        A forward with a single source always asks its dest, so that the dest learns the source's position.
         """
         head = log.next_seq - 1
         for uid in log.outflows:
@@ -193,8 +192,8 @@ class Forwards(DeadLetters):
         return False
 
     def start_forwards(self, lowered: Container[str], head_of: Callable[[TopicLog], int]) -> list[bytes]:
-        """After replay: which topics are copied where, and a new epoch for each whose head a crash may have `lowered`, which
-        depends on its class. Returns the frames that tell of it, to be synced before anything is read or copied.
+        """After replay: attach forwards to topics, and begin an epoch for topics whose durability class is in `lowered`,
+        as a crash may have lowered their head. Returns the epoch frames, to be synced before any read or copy.
         """
         for outflow in self.outflows.values():
             outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in self.by_id}
@@ -216,7 +215,7 @@ class Forwards(DeadLetters):
     def copies_after(
         self, log: TopicLog, forward: fwd.Forward, after: int, count: int, max_bytes: int
     ) -> fwd.Copies | None:
-        """What a rule has to copy of a topic after a seq; None: nothing is there yet."""
+        """The records of a topic that a forward copies after a seq; None: there are none yet."""
         if log.dropped:
             return None
         try:
@@ -243,26 +242,24 @@ class Forwards(DeadLetters):
             return None
         gap = page.tombstone
         if gap is not None and gap.reason == "source_trim" and forward.allow_cycle:
-            gap = None  # a hole has no hop count: in a circle it would come back, and go round for ever
+            gap = None  # a gap has no hop count: in a cycle it would circulate forever
         lost = (gap.gap_from, gap.gap_to) if gap is not None else None
         copies = self.empty_copies(log, forward, after)
         copies.upto, copies.frames, copies.lost = page.next_from_seq, b"".join(page.chunks), lost
         return copies
 
     def _copies_ready(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
-        """What a rule waited for is in the cache, and may not stay there for long. After a failure whoever copies asks
-        again by itself, after a pause.
-        """
+        """Records that a forward waited for can be read now, for a while. After an error the copier retries by itself."""
 
     def empty_copies(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
-        """A batch without records: it asks how far the dest is."""
+        """A batch without records, which asks the dest for its mark."""
         start = self.outflows[forward.uid].start_of(log.id)
         return fwd.Copies(forward, log.name, log.id, list(log.epochs), start, after, after)
 
     def check_forwards(self) -> None:
-        """Every topic knows the rules that copy it, and every start is of a topic that is there."""
+        """Assert that every topic knows its forwards, and that every start position belongs to an existing topic."""
         if self.read_only is not None:
-            return  # nothing is copied any more
+            return  # copying has stopped
         for log in self.by_id.values():
             if log.dropped:
                 continue
@@ -315,7 +312,7 @@ class Forwards(DeadLetters):
         self.add_op(op)
 
     def _undo_topic(self, name: str, op: Op) -> None:
-        """A topic that was made for a rule which is refused goes again, unless somebody has used it meanwhile."""
+        """Drop a topic that was created for a forward that is then refused, unless it has been used since."""
         log = self.staged.get(name)
         if log is None or log.next_seq > 1 or log.inflows or log.outflows or log.config != TopicConfig():
             return
@@ -329,7 +326,7 @@ class Forwards(DeadLetters):
         op.log, op.dropped = log, True
 
     def _forwards_of(self, log: TopicLog) -> list[tuple[int, str]]:
-        """The rules that end with a topic: those that bring it copies, and those that copy it and no other."""
+        """The forwards that end with a topic: those it is the dest of, and those it is the only source of."""
         found = dict(self._inflows_of(log))
         for uid in log.outflows:
             forward = self.outflows[uid].forward
@@ -366,7 +363,7 @@ class Forwards(DeadLetters):
             )
         self.reserve((1 + len(ending)) * CONTROL_BYTES)
         super()._drop_topic(token, command)
-        # In the same envelope: a topic of this name that is made anew has nothing to do with them.
+        # In the same log entry: they must not apply to a new topic of this name.
         ended = {uid for uid, _ in ending}
         for uid in log.outflows:
             if uid in ended:
@@ -393,7 +390,7 @@ class Forwards(DeadLetters):
         epoch, mark = inflow.mark_of(copies.source_id, copies.start, copies.epochs)
         result = fwd.CopiesTaken(uid, copies.source_id, mark, total=inflow.total)
         if copies.upto <= mark or copies.after > mark:
-            # What it has may not be visible yet, and whoever waits for it is about to look.
+            # Held, as copies below the mark may not be visible yet, and a read may be waiting for them.
             self._answer(token, result, log, held=log.pending > 0)
             return
         runs, upto = self._fitting_runs(log, copies, mark, result)
@@ -429,7 +426,7 @@ class Forwards(DeadLetters):
     def _fitting_runs(
         self, log: TopicLog, copies: fwd.Copies, mark: int, result: fwd.CopiesTaken
     ) -> tuple[list[CopyRun], int]:
-        """What is to be appended, and up to which seq of the source."""
+        """The records to append, and the source seq up to which they go."""
         config = log.config
         if config.discard != "reject" or not (config.cap_records or config.cap_bytes):
             return self._unpacking.runs_of(copies, mark), copies.upto
@@ -438,7 +435,7 @@ class Forwards(DeadLetters):
 
     @staticmethod
     def _fit_to_caps(log: TopicLog, copies: fwd.Copies, runs: list[CopyRun], result: fwd.CopiesTaken) -> int:
-        """Cut the runs down to what a dest takes that rejects when it is full; returns the source's seq up to which that is."""
+        """Truncate the runs to what fits a dest with discard reject; returns the source seq up to which that is."""
         config = log.config
         taken = log.transactions.reserved if log.transactions is not None else (0, 0)
         records = config.cap_records - log.count - taken[0] if config.cap_records else None
@@ -457,18 +454,18 @@ class Forwards(DeadLetters):
 
     @staticmethod
     def _lost_count(copies: fwd.Copies, mark: int, upto: int) -> int:
-        """How many records the source had lost before they could be copied."""
+        """The number of records that the source lost before they could be copied."""
         if copies.lost is None:
             return 0
         first, last = copies.lost
         return max(0, min(last, upto) - max(first, mark + 1) + 1)
 
     def _stage_copies(self, log: TopicLog, runs: list[CopyRun], lost: int) -> Op | None:
-        """Returns the last append, which the answer can wait for: the mark is in the same envelope."""
+        """Stage the copies; returns the last append. The reply can wait for that, as the mark is in the same log entry."""
         config = log.config
         writes = [(run.records(), run.sizes) for run in runs if run.seqs]
         total = sum(sum(sizes) for _, sizes in writes)
-        # A record that its own topic took is not too large for its copy, though its meta may have grown.
+        # The record size is not checked: the source topic accepted the record, and only its meta may have grown.
         self._check_space(log, config, total)
         per_tag = bool(config.cap_per_tag)
         need = sum(
@@ -481,13 +478,13 @@ class Forwards(DeadLetters):
         op = None
         for records, sizes in writes:
             if op is not None:
-                op.plain = False  # it has no answer of its own
+                op.plain = False  # it has no reply
             op = Op(log, sync=sync)
             self.stage_append(log, config, records, sizes, op, created=False)
         return op
 
     def _stage_loss(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
-        """One seq for each record that cannot be copied any more, and a word about them."""
+        """Use up one seq for each record that is lost, and announce them as a loss."""
         loss = (log.next_seq, log.next_seq + count - 1, reason)
         self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
         log.stage_loss(loss, op)
@@ -499,7 +496,7 @@ class Forwards(DeadLetters):
 
 
 def _fit_count(run: CopyRun, records: int | None, size: int | None) -> int:
-    """How many of a run's records fit into what is left."""
+    """The number of records of a run that fit the remaining records and bytes."""
     count = len(run.seqs)
     if records is not None:
         count = min(count, max(records, 0))

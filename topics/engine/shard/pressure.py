@@ -1,20 +1,20 @@
-"""How hard it is to keep up, from 0 to 1, and what is done about it. Pure: figures in, measures out.
+"""Overload control: a pressure value from 0 to 1, and the measures it triggers. No I/O: figures in, measures out.
 
     delay      how long requests and deliveries wait for their turn, against 5 ms
-    backlog    topics that wait to be delivered, against 256
-    sync       how long the sync that runs has taken so far, against 50 ms
-    log        what was written since the last checkpoint: 0 up to a half of its bound, 1 at the bound, where records are refused
+    backlog    topics that wait for delivery, against 256
+    sync       how long the current sync has taken so far, against 50 ms
+    log        log written since the last checkpoint: 0 up to half of its maximum, 1 at the maximum, where writes are refused
 
-Of the first three each counts as 1 - bound/figure: 0 up to its bound, 0.5 at twice, 0.8 at five times, 0.95 at twenty times. The pressure is the
-largest of them, and of what the fronts say of themselves, smoothed over some samples of SAMPLE_MS.
+Each of the first three counts as 1 - bound/figure: 0 up to its bound, 0.5 at twice, 0.8 at five times, 0.95 at twenty times.
+The pressure is the maximum of these, smoothed over samples of SAMPLE_MS, and of the pressure that fronts report.
 
-    rung      begins           ends     measure
-    coalesce  > 0.2            < 0.1    deliveries wait up to 20 ms for more; not those of the top band
+    measure   on               off      effect
+    coalesce  > 0.2            < 0.1    deliveries wait up to 20 ms for more, except in the top band
     widen     > 0.4            < 0.3    a sync waits for more writes: 0.5 to 10 ms, linear in the pressure
     defer     > 0.8 for 0.5 s  < 0.6    forwarding one band lower; no pushes of B0
-    refuse    > 0.95           < 0.8    writes that waited too long before they came here are refused
+    refuse    > 0.95           < 0.8    writes that have waited too long before they arrive are refused
 
-Beginning and end of a rung lie apart, so that none flutters.
+The on and off thresholds differ, so that no measure flaps.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ DELAY_MS = 5.0
 BACKLOG = 256
 SYNC_MS = 50.0
 SMOOTHING = 0.4  # weight of the newest sample
-NEGLIGIBLE = 0.005  # less is none at all
+NEGLIGIBLE = 0.005  # less counts as 0
 
 COALESCE, WIDEN, DEFER, REFUSE = range(4)
-THRESHOLDS = ((0.2, 0.1), (0.4, 0.3), (0.8, 0.6), (0.95, 0.8))  # above which one begins, below which it ends
-SUSTAINED = 5  # samples above it, before DEFER begins
+THRESHOLDS = ((0.2, 0.1), (0.4, 0.3), (0.8, 0.6), (0.95, 0.8))  # on above the first, off below the second
+SUSTAINED = 5  # consecutive samples above the threshold before DEFER is on
 
 COALESCE_MS_MAX = 20
 WINDOW_MS = (0.5, 10.0)
-FULL_WAIT_MS = 500  # whoever has waited so long for a shard under full pressure has found it full
+FULL_WAIT_MS = 500  # under REFUSE, writes that have waited this long are refused
 RETRY_AFTER_MS = 1_000
 
 
 @dataclass(slots=True)
 class Measures:
-    """What is in force."""
+    """The measures in force."""
 
     coalesce_ms: int = 0
     window_ms: int = 0
@@ -58,19 +58,19 @@ class Pressure:
         self.measures = Measures()
         self._own = 0.0
         self._is_active = [False] * len(THRESHOLDS)
-        self._high = 0  # samples in a row that were above DEFER's beginning
+        self._high = 0  # consecutive samples above the threshold of DEFER
         self._sampled_ms: int | None = None
         self._delay_us = 0
         self._delays = 0
 
     def delayed(self, delay_us: int) -> None:
-        """Something has waited so long for its turn."""
+        """Record how long a request or delivery has waited for its turn."""
         self._delay_us += max(delay_us, 0)
         self._delays += 1
 
     @property
     def wake_at_ms(self) -> int | None:
-        """When the next sample is wanted though nothing happens: as long as there is some pressure."""
+        """When the next sample is due even if nothing happens; None without pressure."""
         if not self.value or self._sampled_ms is None:
             return None
         return self._sampled_ms + SAMPLE_MS
@@ -88,8 +88,11 @@ class Pressure:
         reported: float,
         log_share: float = 0.0,
     ) -> None:
-        """`wait_ms`: how long deliveries have waited for their turn; `elsewhere`: the pressure that others have told of;
-        `log_share`: how much of what the log may be it is."""
+        """Take a sample and update the measures.
+
+        `wait_ms`: how long deliveries have waited for their turn; `reported`: the highest pressure reported by fronts;
+        `log_share`: log size relative to its maximum.
+        """
         passed = 1 if self._sampled_ms is None else max(1, (now_ms - self._sampled_ms) // SAMPLE_MS)
         self._sampled_ms = now_ms
         delay_ms = self._delay_us / self._delays / 1000 if self._delays else 0.0

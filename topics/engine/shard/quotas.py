@@ -1,36 +1,36 @@
-"""Caps over all shards, held in escrow: a shard spends what it was granted and asks for more before it refuses.
+"""Server-wide caps on topics and bytes: each shard holds a grant in escrow and requests more before it refuses a write.
 
-Shard 0 hosts the Catalog; every shard, 0 as well, has an Escrow. Both are pure: events in, messages out.
+Shard 0 hosts the Catalog; every shard, including 0, has an Escrow. Both are free of I/O: events in, messages out.
 
-    Escrow → Catalog   Report   "I hold this grant, I have seen so many of your messages, I want this much more"
-    Catalog → Escrow   Grant    the answer to a want: so much more, maybe after a while
-                       Recall   "keep what you use, give back the rest, and report"
+    Escrow → Catalog   Report   the shard's current grant, how many catalog messages it has seen, how much more it wants
+    Catalog → Escrow   Grant    the answer to a want: how much more it may hold, perhaps after a delay
+                       Recall   keep what is used, return the rest, and report
 
-Safety. The catalog counts as *held* what a shard reported last plus every grant it cannot have seen when it did
-(`seen` says which). A shard never uses more than it holds, so the sum of what is used stays below the cap as long as
-the sum of what is held does; only usage that is found, not asked for, can exceed it (at the start under a lowered
-cap, or in a topic whose replay was put off), and then nothing is granted until it has fallen. What a dead shard held stays counted until its next incarnation reports.
+Safety. The catalog counts as *held* by a shard what it reported last, plus every grant it cannot have seen at that time (see
+`seen`). A shard never uses more than it holds, so the total usage stays below the cap as long as the total held does. Only
+usage that is discovered, not requested, can exceed it: at a start with a lowered cap, or in a topic with deferred replay.
+Then nothing is granted until usage has fallen. What a dead shard held stays counted until its next incarnation reports.
 
-A want is refused only when it must be. Wants wait in one line, first come first served. The first of them is granted
-from what is free, in chunks while there is plenty. Else the catalog recalls from all other shards and waits until
-each has answered *that* recall; a shard that is down, or has begun anew, counts as answered. Then it grants what it
-can, and `final` says that this is all there is: a dimension whose want exceeds what is free gets nothing.
+A want is refused only if necessary. Wants are queued, first come first served. The first is granted from what is free, in
+chunks while there is plenty. Otherwise the catalog recalls from all other shards and waits until each has answered *that*
+recall; a shard that is down, or has begun a new session, counts as answered. Then it grants what it can, with `final` set: a
+dimension whose want exceeds what is free gets nothing.
 
-One report at a time. A want is outstanding until its Grant arrives. A Recall is answered all the same, at once: by a
-report that repeats the want for the lowered grant. It takes the place of the outstanding one, in the same place of
-the line; but if that was answered meanwhile (a Grant that `seen` does not cover), its want is void, because the
-shard will see that Grant and ask again if it is not enough. So each want gets one Grant, and two shards that recall
-from each other cannot wait for each other.
+One report at a time. A want is outstanding until its Grant arrives. A Recall is nevertheless answered at once, with a report
+that repeats the want against the lowered grant. It replaces the outstanding want, at the same position in the queue. If that
+was answered in the meantime (by a Grant that `seen` does not cover), the repeated want is void: the shard will see the Grant
+and ask again if it is not enough. So each want gets exactly one Grant, and two shards that recall from each other cannot
+deadlock.
 
-Messages between a pair arrive in order and are lost only when one side dies. A session lasts from `Escrow.begin` to
-the death of either side. Its number and the incarnation travel with every message, both ways, and what belongs to
-an older one is ignored: a message to a dead worker may reach the next one.
+Messages between two processes arrive in order and are lost only when one of them dies. A session lasts from `Escrow.begin` to
+the death of either side. Every message has the session number and the incarnation, and messages of older ones are ignored,
+because a message to a dead worker may reach its successor.
 
-What the shell does with an append or put that met OverGrant: park it, and `want` all that the error says it takes,
-topics and bytes in one. None means that a want is outstanding (or no catalog is known): just park it, in order. On a
-Grant: `granted`, hand the escrow's grant to the engine, then ask the parked ones again from the front, before the next
-message is looked at, until one meets OverGrant once more. If the front itself does and the Grant was final, its client
-gets the error; any other is `want`ed anew. After a `begin` the front is wanted anew as well.
+When an append or put raises OverGrant, the worker parks it and calls `want` with everything the error says it needs, topics
+and bytes together. None means that a want is already outstanding, or no catalog is known; the request just stays parked, in
+order. On a Grant the worker calls `granted`, passes the new grant to the engine, and handles parked requests again from the
+first on, before any newer message, until one raises OverGrant again. If that is the first and the Grant was final, its client
+gets the error; otherwise the worker calls `want` for it. It also does so for the first after a `begin`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNLIMITED = 1 << 62
 
 
 class QuotaReport(msgspec.Struct, frozen=True, array_like=True, tag="report"):
-    """What a shard holds, and how much more than that it wants."""
+    """A shard's grant, and how much more it wants."""
 
     shard: int
     incarnation: int
@@ -55,12 +55,12 @@ class QuotaReport(msgspec.Struct, frozen=True, array_like=True, tag="report"):
     want_topics: int = 0
     want_bytes: int = 0
     session: int = 1
-    seen: int = 0  # messages of the catalog that came in this session
-    begins: bool = False  # the first of a session
+    seen: int = 0  # catalog messages received in this session
+    begins: bool = False  # the first report of a session
 
 
 class QuotaGrant(msgspec.Struct, frozen=True, array_like=True, tag="grant"):
-    """How much more a shard may hold. `final`: this is all there is, what was wanted is not."""
+    """How much more a shard may hold. `final`: no more is available, even if more was wanted."""
 
     topics: int
     bytes: int
@@ -74,21 +74,23 @@ class QuotaRecall(msgspec.Struct, frozen=True, array_like=True, tag="recall"):
     session: int = 1
 
 
-Message: TypeAlias = tuple[int, QuotaGrant | QuotaRecall]  # to which shard
+Message: TypeAlias = tuple[int, QuotaGrant | QuotaRecall]  # shard to send it to, message
 
 
 @dataclass(slots=True)
 class _ShardQuota:
-    """What the catalog knows of one shard."""
+    """The catalog's state about one shard."""
 
     incarnation: int
     session: int
     topics: int = 0  # held, as reported last
     bytes: int = 0
-    sent: int = 0  # messages of this session
+    sent: int = 0  # messages sent in this session
     recall: int = 0  # number of the last recall
     is_down: bool = False
-    unseen: list[tuple[int, QuotaGrant]] = field(default_factory=list)  # grants under way, by number
+    unseen: list[tuple[int, QuotaGrant]] = field(
+        default_factory=list
+    )  # grants in transit, with message numbers
 
     def held(self) -> tuple[int, int]:
         topics = self.topics + sum(grant.topics for _, grant in self.unseen)
@@ -96,18 +98,20 @@ class _ShardQuota:
 
 
 class Catalog:
-    """Grants shares of the caps to the shards. 0 means no cap."""
+    """Grants shares of the caps to the shards. A cap of 0 means unlimited."""
 
     def __init__(self, shards: int, max_topics: int, max_total_bytes: int) -> None:
         self._shards = shards
         self._topics_max = max_topics
         self._bytes_max = max_total_bytes
         self._quotas: dict[int, _ShardQuota] = {}
-        self._waiting: dict[int, tuple[int, int]] = {}  # shard → what it wants, first come first
-        self._recalled: list[int] | None = None  # who is yet to answer the recall for the first in line
+        self._waiting: dict[int, tuple[int, int]] = {}  # shard → wanted topics and bytes, in order of arrival
+        self._recalled: list[int] | None = (
+            None  # shards that have not answered the recall for the first want yet
+        )
 
     def report(self, report: QuotaReport) -> list[Message]:
-        """A shard reports; returns what to send, and to whom."""
+        """Process a shard's report; returns the messages to send."""
         quota = self._quota_for(report)
         if quota is None:
             return []
@@ -121,9 +125,9 @@ class Catalog:
         return self._serve()
 
     def shard_down(self, shard: int, incarnation: int | None = None) -> list[Message]:
-        """A shard has died. It is waited for no longer, and what it holds stays counted.
+        """A shard has died. It is no longer waited for, but what it holds stays counted.
 
-        With `incarnation` the news may come late: they do not touch a later one that has begun already.
+        With `incarnation`, a late notice does not affect a later incarnation that has already begun.
         """
         quota = self._quotas.get(shard)
         if quota is None or (incarnation is not None and incarnation < quota.incarnation):
@@ -133,7 +137,7 @@ class Catalog:
         return self._serve()
 
     def _quota_for(self, report: QuotaReport) -> _ShardQuota | None:
-        """The seat that a report is about; None when it comes from a session that is over."""
+        """The state of the reporting shard; None if the report belongs to an old session."""
         quota = self._quotas.get(report.shard)
         if report.begins:
             if quota is not None and (report.incarnation, report.session) <= (
@@ -141,7 +145,7 @@ class Catalog:
                 quota.session,
             ):
                 return None
-            # Begun anew: nothing is under way, and it holds what it says, as after a recall.
+            # A new session: no messages are in transit, and it holds what it reports, as after a recall.
             self._withdraw(report.shard)
             quota = self._quotas[report.shard] = _ShardQuota(report.incarnation, report.session)
             return quota
@@ -151,7 +155,7 @@ class Catalog:
         return quota if known else None
 
     def _withdraw(self, shard: int) -> None:
-        """Forget what a shard wanted and what it was to answer."""
+        """Drop a shard's want and the recall it has not answered."""
         if self._waiting and next(iter(self._waiting)) == shard:
             self._recalled = None
         self._waiting.pop(shard, None)
@@ -159,10 +163,10 @@ class Catalog:
             self._recalled.remove(shard)
 
     def _serve(self) -> list[Message]:
-        """Answer the line from its front as far as can be."""
+        """Answer queued wants from the first on, as far as possible."""
         out: list[Message] = []
         if len(self._quotas) < self._shards:
-            return out  # nobody knows yet what is used
+            return out  # total usage is not known yet
         while self._waiting:
             shard, (topics, size) = next(iter(self._waiting.items()))
             free_topics, free_bytes = self._free()
@@ -190,7 +194,7 @@ class Catalog:
         )
 
     def _share(self, want: int, free: int, cap: int, chunk_max: int) -> int:
-        """What is granted of one dimension: a chunk while all shards could have one, else just what is wanted."""
+        """The grant in one dimension: a chunk while there is one for every shard, else only what is wanted."""
         if not want or want > free:
             return 0
         chunk = max(1, min(chunk_max, (cap or UNLIMITED) // (4 * self._shards)))
@@ -215,7 +219,7 @@ class Catalog:
 
 
 class Escrow:
-    """One shard's side: `topics` and `bytes` are its grant, the bound that its engine is given."""
+    """One shard's side: `topics` and `bytes` are its grant, which is the engine's limit."""
 
     def __init__(self, shard: int, incarnation: int) -> None:
         self.topics = 0
@@ -225,14 +229,16 @@ class Escrow:
         self._session = 0
         self._seen = 0
         self._connected = False
-        self._asked: tuple[int, int] | None = None  # what the request takes that the outstanding want is for
+        self._asked: tuple[int, int] | None = (
+            None  # topics and bytes of the request with the outstanding want
+        )
 
     @property
     def is_asking(self) -> bool:
         return self._asked is not None
 
     def begin(self, used_topics: int, used_bytes: int) -> QuotaReport:
-        """A catalog is there: start with what is used. What was granted beyond that returns by this."""
+        """Begin a session with a catalog: keep what is used, which returns any grant beyond that."""
         self._session += 1
         self._seen = 0
         self._connected = True
@@ -241,22 +247,22 @@ class Escrow:
         return self._report(begins=True)
 
     def want(self, topics: int, size: int, used_topics: int, used_bytes: int) -> QuotaReport | None:
-        """Ask for what a request takes on top of what is used, as far as it is not granted.
+        """Request the part of a request's needs that exceeds the grant.
 
         None while a want is outstanding or no catalog is known.
         """
         if self._asked is not None or not self._connected:
             return None
         self._asked = (topics, size)
-        # What came to light after the start (a topic whose replay was put off) counts as held: it is used.
+        # Usage discovered after the start (a topic with deferred replay) counts as held.
         self.topics, self.bytes = max(self.topics, used_topics), max(self.bytes, used_bytes)
         report = self._ask(used_topics, used_bytes)
         if not report.want_topics and not report.want_bytes:
-            return self._report(topics, size)  # it fits by now; asked all the same, so that an answer comes
+            return self._report(topics, size)  # it fits now; requested anyway, so that an answer arrives
         return report
 
     def granted(self, grant: QuotaGrant) -> bool:
-        """The answer to the outstanding want. False when it belongs to a session that is over: ignore it."""
+        """Apply the answer to the outstanding want. Returns False if it belongs to an old session and is ignored."""
         if not self._is_current(grant):
             return False
         self._seen += 1
@@ -266,7 +272,7 @@ class Escrow:
         return True
 
     def recalled(self, recall: QuotaRecall, used_topics: int, used_bytes: int) -> QuotaReport | None:
-        """Keep what is used and report. None when the recall belongs to a session that is over."""
+        """Keep what is used and report. None if the recall belongs to an old session."""
         if not self._is_current(recall):
             return None
         self._seen += 1
@@ -274,7 +280,7 @@ class Escrow:
         return self._ask(used_topics, used_bytes)
 
     def catalog_lost(self) -> None:
-        """The outstanding want is void. The grant stays good until a new catalog is there: then `begin`."""
+        """The catalog is gone: drop the outstanding want. The grant stays valid until `begin` with a new catalog."""
         self._connected = False
         self._asked = None
 
@@ -285,7 +291,7 @@ class Escrow:
         )
 
     def _ask(self, used_topics: int, used_bytes: int) -> QuotaReport:
-        """A report with what the outstanding want needs beyond the grant as it is now."""
+        """A report with what the outstanding want needs beyond the current grant."""
         topics, size = self._asked or (0, 0)
         return self._report(
             max(0, used_topics + topics - self.topics) if topics else 0,

@@ -1,21 +1,21 @@
-"""Which topic is served next: bands by priority, shares by weight, first come first served inside a band.
+"""Topic scheduler: priority bands with weighted shares, first come first served within a band.
 
-    P = priority + age           age: 0.1 for each millisecond of waiting, 1000 at the most
+    P = priority + age           age: 0.1 per millisecond of waiting, at most 1000
     band     B4 ≥ 750    B3 ≥ 500    B2 ≥ 250    B1 ≥ 0    B0 below
     weight   8           4           2           1         1
 
-Bands take turns, the top one first. When it is a band's turn it may use QUANTUM times its weight; what it uses too much is
-taken off its next turn. So over any stretch in which two bands always have somebody who waits, what they used is in the
-proportion of their weights. A band in which nobody waits loses its turn: nothing is ever idle.
+Bands take turns, starting with the top one. In its turn a band may spend QUANTUM times its weight; overspending is deducted
+from its next turn. So while two bands both have waiting entries, what they spend is in proportion to their weights. An empty
+band forfeits its turn, so the scheduler never idles.
 
-Whoever waits grows older and rises from band to band, with all the time it has waited so far; after WAIT_MAX_MS it is in
-the top band, however low it began. Only being served ends the wait. So nobody is overtaken for ever: the top band has its
-turn in every round, and there the one that has waited longest comes first.
+A waiting entry ages and rises from band to band, keeping the time it has waited; after WAIT_MAX_MS it is in the top band,
+however low it began. Only being served ends the wait. So no entry starves: the top band has a turn in every round, and serves
+the entry that has waited longest first.
 
-Who was picked stays the first of its band until it is `done`: what it has is taken to its end in slices, and between two
-slices other bands may have their turns.
+A picked entry stays the first of its band until it is `done`: it is served to the end in slices, and other bands may have
+turns between two slices.
 
-Time is passed in. Ages are looked at when they are due to matter, at the most every AGE_EVERY_MS.
+The time is passed in. Ages are checked when a promotion may be due, at most every AGE_EVERY_MS.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 WEIGHTS = (1, 1, 2, 4, 8)  # of B0 to B4
-FLOORS = (0, 250, 500, 750)  # the least P of B1 to B4
+FLOORS = (0, 250, 500, 750)  # minimum P of B1 to B4
 TOP = len(WEIGHTS) - 1
 AGE_PER_MS = 0.1
 WAIT_MAX_MS = 10_000
 AGE_EVERY_MS = 50
 QUANTUM = (
     8 * 1024
-)  # about what a topic with one small page costs, in the unit of costs: bytes, and what stands for work
-STALE_MAX = 64  # so many entries of those who have left may stay, however few are there
+)  # about the cost of a topic with one small page; costs are bytes plus an equivalent for work
+STALE_MAX = 64  # stale heap entries always tolerated
 
 T = TypeVar("T")
 
@@ -46,13 +46,13 @@ def band_of(priority: float) -> int:
 
 @dataclass(slots=True, eq=False)
 class ScheduledEntry(Generic[T]):
-    """Somebody who waits. It is listed until it is done or discarded, and not used again."""
+    """A scheduled item. It is listed until it is done or discarded, and never reused."""
 
     item: T
     since_ms: int
     number: int
     band: int
-    is_lowered: bool  # it is one band below that of its priority
+    is_lowered: bool  # one band below its priority's band
     is_listed: bool = True
 
 
@@ -61,9 +61,9 @@ class Band(Generic[T]):
     number: int
     credit: int = 0
     size: int = 0
-    used: int = 0  # costs since the start
-    current: ScheduledEntry[T] | None = None  # who was picked and is not done
-    waiting: list[tuple[int, int, ScheduledEntry[T]]] = field(default_factory=list)  # since when, number, who
+    used: int = 0  # total cost since the start
+    current: ScheduledEntry[T] | None = None  # picked and not done
+    waiting: list[tuple[int, int, ScheduledEntry[T]]] = field(default_factory=list)  # (since, number, entry)
 
     def add(self, entry: ScheduledEntry[T]) -> None:
         if len(self.waiting) > 2 * self.size + STALE_MAX:
@@ -73,7 +73,7 @@ class Band(Generic[T]):
         heapq.heappush(self.waiting, (entry.since_ms, entry.number, entry))
 
     def take(self) -> ScheduledEntry[T] | None:
-        """Who is next. Those who have left the band meanwhile are dropped on the way."""
+        """The next entry. Stale ones, which have left the band, are dropped."""
         while self.current is None and self.waiting:
             entry = heapq.heappop(self.waiting)[2]
             if self._has(entry):
@@ -86,26 +86,26 @@ class Band(Generic[T]):
 
 class Scheduler(Generic[T]):
     def __init__(self, priority_of: Callable[[T], float]) -> None:
-        self._priority_of = priority_of  # as it is at that moment, without the age
+        self._priority_of = priority_of  # current priority, without the age
         self.bands: list[Band[T]] = [Band(number) for number in range(len(WEIGHTS))]
-        self._turn = 0  # of which band; the top one comes after it
+        self._turn = 0  # band whose turn it is; the first pick moves on to the top one
         self._size = 0
         self._last_number = 0
-        self._new_entries: list[ScheduledEntry[T]] = []  # not looked at since they were listed
-        self._promotions: list[tuple[int, int, ScheduledEntry[T]]] = []  # when it may rise, number, who
+        self._new_entries: list[ScheduledEntry[T]] = []  # added since promotions were last checked
+        self._promotions: list[tuple[int, int, ScheduledEntry[T]]] = []  # (when it may rise, number, entry)
         self._promote_at_ms = 0
         self.picks = 0
-        self.waited_ms = 0  # all that were picked together
+        self.waited_ms = 0  # total over all picks
 
     def __len__(self) -> int:
         return self._size
 
-    # -- who waits -----------------------------------------------------------------------------------------
+    # -- adding and removing -------------------------------------------------------------------------------
 
     def add(
         self, item: T, now_ms: int, *, lowered: bool = False, since_ms: int | None = None
     ) -> ScheduledEntry[T]:
-        """`since_ms`: it has waited before, elsewhere."""
+        """Schedule an item. `since_ms`: since when it has been waiting, if longer than now."""
         since_ms = now_ms if since_ms is None else since_ms
         self._last_number += 1
         entry = ScheduledEntry(item, since_ms, self._last_number, 0, lowered)
@@ -116,7 +116,7 @@ class Scheduler(Generic[T]):
         return entry
 
     def discard(self, entry: ScheduledEntry[T]) -> None:
-        """It does not wait any more. Without effect when it is not listed."""
+        """Remove an entry. No effect if it is not listed."""
         if not entry.is_listed:
             return
         entry.is_listed = False
@@ -126,10 +126,10 @@ class Scheduler(Generic[T]):
         if band.current is entry:
             band.current = None
 
-    # -- who is next ---------------------------------------------------------------------------------------
+    # -- picking -------------------------------------------------------------------------------------------
 
     def pick(self, now_ms: int) -> ScheduledEntry[T] | None:
-        """The next one; it is to be reported by `done`, `sliced` or `discard` before the next pick."""
+        """The next entry; the caller must pass it to `done`, `slice_done` or `discard` before the next pick."""
         if not self._size:
             self._new_entries.clear()
             return None
@@ -150,12 +150,12 @@ class Scheduler(Generic[T]):
                 band.credit += WEIGHTS[band.number] * QUANTUM
 
     def done(self, entry: ScheduledEntry[T], cost: int) -> None:
-        """It has nothing left."""
+        """The entry is completely served."""
         self._charge(entry, cost)
         self.discard(entry)
 
     def slice_done(self, entry: ScheduledEntry[T], cost: int, now_ms: int) -> None:
-        """Some of what it has was served, and the rest comes when its band has the next turn."""
+        """A slice of the entry was served; the rest follows while its band has credit or in its next turn."""
         self._charge(entry, cost)
         entry.since_ms = now_ms
 
@@ -191,7 +191,7 @@ class Scheduler(Generic[T]):
                 self._schedule_promotion(entry, now_ms)
 
     def _schedule_promotion(self, entry: ScheduledEntry[T], now_ms: int) -> None:
-        """Look again when it may have reached the next band: its priority may fall meanwhile, and never rises by itself."""
+        """Set when to check whether it has reached the next band. Its priority may fall until then, but never rises."""
         waits_ms = WAIT_MAX_MS
         if entry.band + entry.is_lowered < TOP:
             missing = FLOORS[entry.band + entry.is_lowered] - self._priority_of(entry.item)

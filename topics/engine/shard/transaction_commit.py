@@ -1,10 +1,9 @@
-"""The work on a transaction's file, one task for each transaction that has some: chunks are written, a commit is decided
-and carried out, and in the end the file goes.
+"""Transaction tasks: write staged chunks, decide and carry out commits, remove the file. One task per active transaction.
 
-A commit that fits one entry of the log is one: its records, and that the batch is there. Of a larger one the order of its
-chunks is first written behind them and synced, then the decision is logged and synced, and then the chunks are appended,
-some at a time, each time with how far that is. An error before the decision is an answer. After it there is only waiting:
-for space, for a disk that can be read. A chunk that has rotted meanwhile is announced as lost.
+A commit that fits one log entry is one: its records, and the fact that the batch is committed. For a larger commit the order
+of its chunks is written to the file and synced, then the decision is logged and synced, and then the chunks are appended,
+some at a time, each time with the progress. Before the decision an error is returned to the client. After it the commit can
+only be delayed, by lack of space or by a disk that cannot be read. A chunk that has been damaged since is announced as lost.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from topics.engine.storage.transaction_file import (
 from topics.engine.topic.log import Op
 from topics.engine.topic.transactions import Advanced, CommitWaiter, Decided, Decision, StagedChunk
 
-STAGE_KIND = "stage"  # of jobs: they may take long, and have a thread of their own
-REPORTED_MAX = 20  # parts that a refusal names, and chunks of each
+STAGE_KIND = "stage"  # job kind: these may take long and have their own thread
+REPORTED_MAX = 20  # parts listed in an error, and chunks per part
 FORGOTTEN_BYTES = limits.TXN_PRODUCERS_FORGOTTEN_MAX * (limits.KEY_BYTES_MAX + 4)
 PARTS_PER_SLICE = 4096
 
-ChunkSelection = tuple[list[ChunkPosition], int]  # chunks in order, and the size of the largest record
+ChunkSelection = tuple[list[ChunkPosition], int]  # ordered chunks, and the size of the largest record
 
 
 class Committing(Transactions):
     def transaction_steps(self, txn: Transaction) -> Steps:
-        """Everything there is to do for a transaction at present."""
+        """Do all current work of a transaction."""
         while not txn.log.dropped:
             if txn.is_ended:
                 yield from self._remove_file(txn)
@@ -67,7 +66,7 @@ class Committing(Transactions):
             else:
                 return
         self._refuse_written(txn)
-        self._forget_transaction(txn)  # its file goes with the topic's others
+        self._forget_transaction(txn)  # its file is removed with the topic
 
     def _path(self, txn: Transaction) -> str:
         return f"{self.reader.topic_dir(txn.log.id)}/{txn.name}"
@@ -75,12 +74,12 @@ class Committing(Transactions):
     # -- the file ------------------------------------------------------------------------------------------
 
     def _index_file(self, txn: Transaction) -> Steps:
-        """What a transaction holds that was begun before this start."""
+        """Read the file of a transaction that was begun before the restart, to learn which chunks it has."""
         disk, path = self.disk, self._path(txn)
         assert disk is not None
         try:
             found = yield Blocking(STAGE_KIND, lambda: read_staged(disk, path))
-        except (OSError, TopicsError) as error:  # the latter when a later version wrote it
+        except (OSError, TopicsError) as error:  # TopicsError if a newer version wrote it
             self._answer_all(txn, TopicsError(f"the staged chunks could not be read: {error}"))
             return
         txn.is_indexed = True
@@ -93,7 +92,7 @@ class Committing(Transactions):
         self.staged_chunks += len(txn.chunks) if txn in self.transactions else 0
 
     def _write_chunks(self, txn: Transaction) -> Steps:
-        """All that wait, with one sync."""
+        """Write all waiting chunks, with one sync."""
         self._take_waiting(txn)
         if not txn.writing:
             return
@@ -119,7 +118,7 @@ class Committing(Transactions):
             self._staged(txn, staged, repeated=False)
 
     def _take_waiting(self, txn: Transaction) -> None:
-        """Chunks that are there already need not be written, and of two equal ones the second waits for the first."""
+        """Move waiting chunks to `writing`. Known ones are answered at once; of duplicates the second keeps waiting."""
         rest: list[StagedChunk] = []
         taken: dict[tuple[str, int], None] = {}
         for staged in txn.waiting:
@@ -143,15 +142,15 @@ class Committing(Transactions):
         self.staged_bytes -= len(staged.entry) if txn in self.transactions else 0
 
     def _refuse_written(self, txn: Transaction) -> None:
-        """The transaction has ended while chunks of it were on their way."""
+        """Refuse chunks that were being written when the transaction ended."""
         writing, txn.writing = txn.writing, []
         for staged in writing:
             self._uncount(txn, staged)
             self._reply_error(txn, staged.token, TransactionNotFound(txn.log.name, txn.id))
 
     def _writing_failed(self, txn: Transaction, error: OSError) -> None:
-        """Without space nothing is lost but the try. After any other error nobody knows what of the file will last, so the
-        transaction goes: whoever makes the batch begins it again.
+        """Refuse the chunks of a failed write. Unless only space was missing, the file can no longer be trusted, so the
+        transaction ends and the producer has to begin it again.
         """
         writing, txn.writing = txn.writing, []
         refusal = _refusal(error)
@@ -162,7 +161,7 @@ class Committing(Transactions):
             self._end_transaction(txn)
 
     def _remove_file(self, txn: Transaction) -> Steps:
-        """Once the log says for good that it is not needed."""
+        """Remove the file once the end of the transaction is synced."""
         disk, path = self.disk, self._path(txn)
         assert disk is not None
         yield WaitSynced(0)
@@ -173,10 +172,10 @@ class Committing(Transactions):
                 self.counters["txn_left"] += 1  # the next start removes it
         self._forget_transaction(txn)
 
-    # -- up to the decision --------------------------------------------------------------------------------
+    # -- before the decision -------------------------------------------------------------------------------
 
     def _try_commit(self, txn: Transaction, waiter: CommitWaiter) -> Steps:
-        """Do what it takes to commit, as the first in line wants it, or tell why not."""
+        """Try to commit as the first waiting request asks, or answer it with an error."""
         refusal: TopicsError
         try:
             yield from self._decide(txn, waiter.command)
@@ -194,7 +193,7 @@ class Committing(Transactions):
         disk, log, path = self.disk, txn.log, self._path(txn)
         assert disk is not None and log.transactions is not None
         known = log.transactions
-        if known.is_blocked(txn):  # batches of a producer come one after the other
+        if known.is_blocked(txn):  # a producer's batches are committed one at a time
             yield WaitUntil(lambda: txn.is_ended or not known.is_blocked(txn))
         chosen, largest = yield from self._select_chunks(txn, command.parts)
         records, size = sum(placed[2] for placed in chosen), sum(placed[3] for placed in chosen)
@@ -207,7 +206,7 @@ class Committing(Transactions):
             return
         if self.config.min_free_bytes:
             free = yield Blocking(STAGE_KIND, disk.free_bytes)
-            # Until a checkpoint has absorbed the log a record is there twice, and staged besides.
+            # Until a checkpoint a record is stored twice, in addition to the staged copy.
             if free < self.config.min_free_bytes + 2 * size:
                 raise Throttled("not enough disk space for the batch; free some", limit="disk_full")
         entry, end = encode_decision(chosen), txn.end
@@ -227,7 +226,7 @@ class Committing(Transactions):
     def _select_chunks(
         self, txn: Transaction, parts: list[tuple[str, int, int]]
     ) -> Generator[None, Any, ChunkSelection]:
-        """The chunks that a commit names."""
+        """The chunks that a commit names, or an error with what is missing."""
         chosen: list[ChunkPosition] = []
         largest = 0
         problems: list[dict[str, object]] = []
@@ -253,7 +252,7 @@ class Committing(Transactions):
         return chosen, largest
 
     def _check_commit(self, txn: Transaction, records: int, size: int, largest: int) -> None:
-        """What can refuse it, as long as it is not decided."""
+        """Checks that may refuse the commit before it is decided."""
         self._check_writable()
         log = txn.log
         if txn.is_ended or log.dropped:
@@ -264,7 +263,7 @@ class Committing(Transactions):
         self._check_producers(log.transactions, txn.producer)
 
     def _check_read(self, txn: Transaction, chosen: list[ChunkPosition], read: list[Records | None]) -> None:
-        """A chunk that has rotted can be staged again."""
+        """Drop chunks that turned out to be damaged, so that they can be staged again."""
         rotten = {placed[0] for placed, records in zip(chosen, read, strict=True) if records is None}
         if not rotten:
             return
@@ -274,10 +273,10 @@ class Committing(Transactions):
             self.staged_chunks -= 1
         raise _incomplete(txn, [{"part": part, "missing": [chunk]} for part, chunk in keys])
 
-    # -- the log -------------------------------------------------------------------------------------------
+    # -- appending to the log ------------------------------------------------------------------------------
 
     def _append_whole(self, txn: Transaction, read: list[Records | None]) -> None:
-        """All or nothing: the records and the end of the transaction are one entry of the log."""
+        """Append a small batch: all records and the end of the transaction in one log entry."""
         log = txn.log
         made = [records for records in read if records is not None]
         self.reserve(self._need(txn, made))
@@ -299,10 +298,10 @@ class Committing(Transactions):
     def _append_chunk(self, txn: Transaction, records: Records, *, sync: bool) -> None:
         op = Op(txn.log, sync=sync)
         self.stage_append(txn.log, txn.log.config, records, _sizes(records), op, created=False)
-        op.plain = False  # it has no answer of its own
+        op.plain = False  # it has no reply
 
     def _append_decided(self, txn: Transaction, decision: Decision) -> Steps:
-        """Append what is not in the log yet. Nobody need ask for it, and nothing but a drop of the topic ends it early."""
+        """Append the chunks of a decided commit that are not in the log yet. Only dropping the topic ends this early."""
         disk, log, path = self.disk, txn.log, self._path(txn)
         assert disk is not None
         if txn.order is None:
@@ -311,7 +310,7 @@ class Committing(Transactions):
             except OSError:
                 yield from self._pause(txn)
                 return
-            # With nobody to tell which they were, all that are left are lost together.
+            # If the list of chunks cannot be read, all remaining records are lost.
             txn.order = order if order is not None else [(0, 0, 0, 0)] * decision.chunks
             if order is None and not log.dropped:
                 self.upkeep_now(log)
@@ -340,7 +339,7 @@ class Committing(Transactions):
         yield WaitUntil(lambda: txn.is_ended or self.clock.mono_ms >= at_ms)
 
     def _can_append(self, txn: Transaction, read: list[Records | None]) -> bool:
-        """Caps were looked at before the decision; space may be gone since. What is left of it is for deletes."""
+        """Whether there is space for a slice. Caps were checked before the decision. The last space is kept for deletes."""
         try:
             self.upkeep_now(txn.log)
         except (OSError, TopicsError):
@@ -374,7 +373,7 @@ class Committing(Transactions):
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + 1
 
     def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int) -> None:
-        """In the entry that brings the records: how far it is with them."""
+        """Log the progress, in the same log entry as the records."""
         self.bytes_reserved -= size
         count += decision.count
         size += decision.size_done
@@ -384,7 +383,7 @@ class Committing(Transactions):
         entry = Advanced(
             txn.id, False, done, decision.first_seq, decision.last_seq, count, size, self.now_ms, []
         )
-        # Records of an ephemeral topic are in no log. A start has to append them again, so it must not be told of them.
+        # Records of an ephemeral topic are not in the log: a restart must append them again, so no progress is logged.
         is_logged = txn.log.config.durability != "ephemeral"
         if is_logged:
             self._log_entry(txn.log, frames.TXN_ADVANCED, entry)
@@ -394,8 +393,8 @@ class Committing(Transactions):
     def _end_committed(
         self, txn: Transaction, first_seq: int, last_seq: int, count: int, done: int, size: int
     ) -> None:
-        """Its last records are in this entry. Who waits hears of it once that is synced, whatever the topic's class: a producer
-        forgets the batch then.
+        """The log entry with the last records. Commit requests are answered once it is synced, in every durability class,
+        because the producer then discards the batch.
         """
         log, known = txn.log, txn.log.transactions
         assert known is not None
@@ -412,7 +411,7 @@ class Committing(Transactions):
             if not one.is_answered:
                 self.add_op(Op(log, one.token, self._committed(log, txn.id), sync=True))
         if not waiter:
-            self.add_op(Op(log, sync=True))  # readers see the records of it, in order, once they are safe
+            self.add_op(Op(log, sync=True))  # readers see its records, in order, once they are synced
 
 
 def _sizes(records: Records) -> list[int]:

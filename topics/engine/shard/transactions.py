@@ -1,11 +1,11 @@
-"""Sink transactions: a batch of a producer is appended once and whole, however often it is sent.
+"""Sink transactions: a producer's batch is appended exactly once and as a whole, however often it is sent.
 
-    begin    open the transaction of (producer, batch), or learn that the batch is there
-    stage    a chunk of records into the transaction's file, checked as a write would be; nothing is a record yet
-    commit   name the parts in their order; from the decision on the server finishes by itself
+    begin    open the transaction of (producer, batch), or learn that the batch is committed
+    stage    write a chunk of records to the transaction's file, checked like a write; they are not records yet
+    commit   name the parts in order; once decided, the server completes the commit by itself
 
-What is staged is never held in memory: a batch may be larger than that. Who asks for something that needs the file is put
-in line at the transaction, and transaction_commit.py does the work, off the loop where it touches the disk.
+Staged chunks are never kept in memory, as a batch may be larger than that. Requests that need the file are queued at the
+transaction; transaction_commit.py does the work, with disk access off the loop.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ TopicTxns: TypeAlias = TopicTransactions[TopicLog]
 class Transactions(Forwards):
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         super().__init__(config, clock, reader, boot_id)
-        self.disk: Disk | None = None  # where files of transactions are; the engine's
-        self.transactions: dict[Transaction, None] = {}  # open, or ended with a file that is there yet
+        self.disk: Disk | None = None  # the engine's disk, for transaction files
+        self.transactions: dict[Transaction, None] = {}  # open, or ended with a file that is not removed yet
         self.staged_bytes = 0
         self.staged_chunks = 0
-        self.transactions_with_work: dict[Transaction, None] = {}  # there is work for them
-        self.commits_deferred = False  # what is decided goes on after the next start
-        self._txn_timer_ms = NEVER_MS  # when time may do something to one of them, on the monotonic clock
+        self.transactions_with_work: dict[Transaction, None] = {}
+        self.commits_deferred = False  # decided commits continue after the next start
+        self._txn_timer_ms = NEVER_MS  # the next transaction timeout, on the monotonic clock
 
     # -- begin ---------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Transactions(Forwards):
         self.add_op(op)
 
     def _begin_config(self, command: txc.BeginTransaction) -> TopicConfig:
-        """Of a topic that a transaction makes, as a write without a config would."""
+        """The config of a topic that a transaction creates, as for a write without a config."""
         config = TopicConfig()
         if not (command.create if command.create is not None else config.auto_create):
             raise TopicNotFound(command.topic)
@@ -122,7 +122,7 @@ class Transactions(Forwards):
         command: txc.BeginTransaction,
         txn_id: int,
     ) -> bool:
-        """Whether the batch is there, or its transaction open: then that is the answer."""
+        """Reply if the batch is committed or its transaction is open; returns whether it did."""
         producer = known.producers.get(command.producer)
         if producer is not None and command.batch <= producer.batch:
             result = self._committed(log, txn_id)
@@ -161,7 +161,7 @@ class Transactions(Forwards):
         self._check_producers(known, producer)
 
     def _check_producers(self, known: TopicTxns | None, producer: str) -> list[str]:
-        """Whom a new producer takes the place of."""
+        """The idle producers to drop for a new one; raises if there is no room."""
         forgotten = known.evictable_producers(producer, self.now_ms) if known is not None else []
         if forgotten is None:
             raise Throttled(
@@ -257,7 +257,7 @@ class Transactions(Forwards):
         self.transactions_with_work[txn] = None
 
     def _committed(self, log: TopicLog, txn_id: int) -> txc.TransactionState:
-        """Of a batch before the last one no more is known than that it is there."""
+        """The state of a committed batch. Seqs and counts are known only for a producer's last one."""
         assert log.transactions is not None
         name = log.transactions.committed.get(txn_id)
         if name is None:
@@ -295,7 +295,7 @@ class Transactions(Forwards):
         self.touched[log.id] = log
 
     def _end_transaction(self, txn: Transaction) -> None:
-        """Nothing of it becomes a record; whoever waits for it hears that, and its file goes."""
+        """End a transaction without a commit: answer its waiting requests and remove its file."""
         log = txn.log
         assert log.transactions is not None
         self._log_entry(log, frames.TXN_ENDED, txn.id)
@@ -304,7 +304,7 @@ class Transactions(Forwards):
         self.transactions_with_work[txn] = None
 
     def _answer_all(self, txn: Transaction, error: TopicsError) -> None:
-        """Those who wait, but for those whose chunks are being written at this moment."""
+        """Answer the waiting requests with an error, except those whose chunks are being written."""
         waiting, txn.waiting = txn.waiting, []
         waiter, txn.commit_waiters = txn.commit_waiters, []
         for staged in waiting:
@@ -316,7 +316,7 @@ class Transactions(Forwards):
     def _reply_error(
         self, txn: Transaction, token: object, error: TopicsError, command: cmd.Command | None = None
     ) -> None:
-        """As `handle` does: what tells of something staged waits until that is safe."""
+        """Reply with an error. As in `handle`, an error that depends on staged state is held until that is published."""
         log = txn.log
         if (
             isinstance(error, Conflict | TransactionNotFound | TopicNotFound)
@@ -332,12 +332,12 @@ class Transactions(Forwards):
         self._renew(txn)
 
     def _renew(self, txn: Transaction) -> None:
-        """Whoever is at work on a transaction keeps it."""
+        """Restart the transaction's TTL: it is in use."""
         txn.expires_ms = self.clock.mono_ms + txn.ttl_ms
         self._txn_timer_ms = min(self._txn_timer_ms, txn.expires_ms)
 
     def _forget_transaction(self, txn: Transaction) -> None:
-        """Its file is gone."""
+        """Drop a transaction whose file has been removed."""
         if txn in self.transactions:
             del self.transactions[txn]
             self.staged_bytes -= txn.bytes
@@ -357,7 +357,7 @@ class Transactions(Forwards):
         return self._txn_timer_ms if self.transactions else None
 
     def process_transaction_timers(self) -> None:
-        """Answer commits that have waited long enough, and end transactions that nobody works on."""
+        """Answer commits whose wait has ended, and end transactions whose TTL has expired."""
         mono_ms = self.clock.mono_ms
         if mono_ms < self._txn_timer_ms or self.read_only is not None:
             return
@@ -391,8 +391,9 @@ class Transactions(Forwards):
         log.transactions.replay(log, msgspec.msgpack.decode(payload, type=ENTRY_TYPES[kind]))
 
     def start_transactions(self) -> None:
-        """After recovery: what was decided goes on, what is open waits, and files of neither go. Whoever erases later may
-        rely on that no file is left of a batch that is committed.
+        """After recovery: continue decided commits, keep open transactions, and remove all other transaction files.
+
+        A later erase relies on there being no file of a committed batch.
         """
         disk = self.disk
         if self.read_only is not None or disk is None:
@@ -419,8 +420,9 @@ class Transactions(Forwards):
                     self.transactions_with_work[txn] = None
 
     def defer_commits(self) -> None:
-        """The server stops, and does not wait for batches of any size: with the piece at hand they rest until the next start.
-        Whoever waits for one hears that it goes on.
+        """The server is stopping: after the current slice, decided commits pause until the next start.
+
+        Waiting commit requests are told that the commit is in progress.
         """
         self.commits_deferred = True
         for txn in self.transactions:
@@ -433,8 +435,9 @@ class Transactions(Forwards):
                     self.ready.append((waiter.token, state))
 
     def transaction_eraser(self, log: TopicLog) -> Callable[[], None]:
-        """What an erase has to do about a topic's transactions: records that are in the log lie in no file of theirs after it.
-        What is merely staged is no record yet.
+        """The work an erase has to do in a topic's transaction files: remove records that are already in the log.
+
+        Records that are only staged are not affected.
         """
         disk, known = self.disk, log.transactions
         if disk is None or known is None:
@@ -451,14 +454,14 @@ class Transactions(Forwards):
             for path in gone:
                 disk.remove(path)
             for path, order, offset, count in done:
-                # After a start it may not be known yet which chunks these are.
+                # After a restart the list of chunks may not be loaded yet.
                 placed = order if order is not None else read_decision(disk, path, offset)
                 blank_chunks(disk, path, (placed or [])[:count])
 
         return clear
 
     def fail_transactions(self, reason: str) -> None:
-        """The shard is read-only: those who wait hear that nobody knows."""
+        """The shard is read-only: answer waiting requests with an unknown outcome."""
         for txn in self.transactions:
             writing, txn.writing = txn.writing, []
             for staged in writing:
@@ -466,7 +469,7 @@ class Transactions(Forwards):
             self._answer_all(txn, ShardReadOnly(reason, unknown=True))
 
     def check_transactions(self) -> None:
-        """What is counted over all of them is what they have."""
+        """Assert that the shard's totals match its transactions."""
         assert self.staged_bytes == sum(txn.bytes for txn in self.transactions), self.staged_bytes
         assert self.staged_chunks == sum(len(txn.chunks) for txn in self.transactions), self.staged_chunks
         if self.read_only is not None:
