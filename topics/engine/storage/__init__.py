@@ -1,1 +1,1 @@
-"""File formats: log, frames, segments, snapshots, manifests. Encoding, decoding, and safe ways to write them."""
+"""File formats: log, frames, segments, snapshots, manifests; encoding, decoding and crash-safe writing."""

@@ -1,4 +1,4 @@
-"""Payloads of control frames, as MessagePack arrays: fields may be added at the end, never moved."""
+"""Payloads of control frames, as MessagePack arrays. Fields are only ever added at the end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TimeCeiling(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConsumerStored(msgspec.Struct, frozen=True, array_like=True):
-    """A consumer was made or changed, and where it stands now."""
+    """A consumer was created or changed; its config and position."""
 
     name: str
     config: ConsumerConfig
@@ -72,7 +72,7 @@ class DeadLettersTaken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OutflowOpen(msgspec.Struct, frozen=True, array_like=True):
-    """A rule copies topics of this shard from now on, or by other words than before."""
+    """A forward copies topics of this shard from now on, or its rule changed."""
 
     forward: Forward
     starts: list[tuple[int, int, int]]  # topic id, epoch, seq
@@ -81,11 +81,11 @@ class OutflowOpen(msgspec.Struct, frozen=True, array_like=True):
 class InflowOpen(msgspec.Struct, frozen=True, array_like=True):
     uid: int
     name: str
-    source: str = ""  # not known of rules from before it was stored
+    source: str = ""  # empty for rules stored by versions without this field
 
 
 class Copied(msgspec.Struct, frozen=True, array_like=True):
-    """Up to this seq of the source all is here. In one envelope with the copies. Below 0: the source is gone."""
+    """Copied up to this seq of the source; in one envelope with the copies. Negative: the source was dropped."""
 
     uid: int
     source_id: int

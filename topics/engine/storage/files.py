@@ -1,4 +1,4 @@
-"""What all data files share: the 16-byte header, the digest, and how a file appears whole or not at all.
+"""Common parts of all data files: the 16-byte header, digests, and atomic writes.
 
 Digests are XXH3-64 in the canonical 8 bytes of the xxhash library.
 """
@@ -19,7 +19,7 @@ VERSION = 1
 DIGEST_BYTES = 8
 _PIECE_BYTES = 1 << 20
 TEMP_SUFFIX = ".tmp"
-# Beside log and snapshots lies a file of the worker's own, with watch sessions. Here it matters only whether it is whole.
+# The watch sessions of a shard, written by the worker next to log and snapshots. The engine only verifies the file.
 WATCH_NAME = "watch"
 WATCH_MAGIC = b"TPCSWCH\0"
 
@@ -30,12 +30,12 @@ _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there is no space, of the disk's or of a quota."""
+    """Whether the disk is full or a quota is used up."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
 def is_out_of_resources(error: BaseException) -> bool:
-    """Whether space, file handles or memory ran out: nothing is wrong with the disk, and a later try may go well."""
+    """Whether space, file handles or memory ran out: the disk is fine, and a retry may succeed."""
     return is_full(error) or (isinstance(error, OSError) and error.errno in _SCARCE)
 
 
@@ -44,7 +44,7 @@ def header(magic: bytes, version: int = VERSION) -> bytes:
 
 
 def check_header(path: str, data: bytes, magic: bytes, latest: int = VERSION) -> int:
-    """The version. Refuses what is not a file of ours, and by name one that a newer version wrote."""
+    """The version of the file. Raises Corrupt for other files, and UnsupportedFormat for a newer version."""
     if len(data) < HEADER_BYTES:
         raise Corrupt(path, 0, f"has {len(data)} bytes, which is less than a header")
     found, version, _ = HEADER.unpack_from(data)
@@ -71,7 +71,7 @@ def read_exact(disk: Disk, handle: int, path: str, offset: int, length: int) -> 
 
 
 def read_range(disk: Disk, path: str, offset: int, length: int) -> bytes:
-    """Exactly these bytes, or Corrupt when the file ends before them."""
+    """Exactly these bytes; Corrupt if the file ends before them."""
     handle = disk.open(path)
     try:
         return read_exact(disk, handle, path, offset, length)
@@ -80,7 +80,7 @@ def read_range(disk: Disk, path: str, offset: int, length: int) -> bytes:
 
 
 def read_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes:
-    """All of it, or its first `bytes_max` bytes."""
+    """The whole file, or its first `bytes_max` bytes."""
     handle = disk.open(path)
     try:
         return disk.read(handle, 0, disk.size(handle) if bytes_max is None else bytes_max)
@@ -92,7 +92,7 @@ def write_whole(disk: Disk, path: str, data: bytes) -> None:
     """Make the file hold exactly `data` and sync it; not atomic, and its directory entry is not synced."""
     handle = disk.open(path, create=True)
     try:
-        # Cut first: a longer file of a crashed attempt must not lend its tail to this one.
+        # Truncate first: the tail of a longer file left by a crash must not remain.
         disk.truncate(handle, 0)
         disk.write(handle, 0, data)
         disk.sync(handle)
@@ -101,16 +101,16 @@ def write_whole(disk: Disk, path: str, data: bytes) -> None:
 
 
 def ensure_dir(disk: Disk, path: str) -> None:
-    """Make a directory that lasts."""
+    """Create a directory durably."""
     disk.make_dir(path)
     sync_parents(disk, path)
 
 
 def sync_parents(disk: Disk, path: str) -> None:
-    """Make the way to `path` last, up to the data directory; what is in `path` is not touched.
+    """Sync the parent directories of `path`, up to the data directory, but not `path` itself.
 
-    Without its entry in each parent, nothing below survives a power cut. Every level is synced,
-    although it exists: a process killed after making it may not have come to syncing it.
+    A directory survives a power cut only if its entry in each parent is synced. Existing levels are synced, too: the process
+    that created them may have been killed before it could.
     """
     while path:
         path = parent(path)
@@ -118,7 +118,7 @@ def sync_parents(disk: Disk, path: str) -> None:
 
 
 def sync_file(disk: Disk, path: str) -> None:
-    """Make a file that was written through another handle last: its contents and its directory entry."""
+    """Sync the contents and the directory entry of a file that was written through another handle."""
     handle = disk.open(path)
     try:
         disk.sync(handle)
@@ -128,13 +128,13 @@ def sync_file(disk: Disk, path: str) -> None:
 
 
 def publish(disk: Disk, temp: str, path: str) -> None:
-    """Give a synced file its real name. Synced before: else a power cut leaves the name with no bytes."""
+    """Rename a synced file to its final name. Without the sync a power cut could leave an empty file under that name."""
     disk.rename(temp, path)
     disk.sync_dir(parent(path))
 
 
 def write_sealed_file(disk: Disk, path: str, magic: bytes, payload: bytes) -> None:
-    """Header and payload appear under `path` whole or not at all, and last once this returns."""
+    """Write header and payload atomically; durable once this returns."""
     temp = path + TEMP_SUFFIX
     write_whole(disk, temp, header(magic) + payload)
     publish(disk, temp, path)
@@ -147,13 +147,13 @@ def with_digest(magic: bytes, payload: bytes) -> bytes:
 
 
 def without_digest(path: str, data: bytes, magic: bytes) -> bytes:
-    """The payload of what `with_digest` made, once it has proved whole."""
+    """The payload of data made by `with_digest`, verified."""
     end = len(data) - DIGEST_BYTES
-    try:  # the version first: a later one may keep its digest elsewhere
+    try:  # the version first: a later one may have its digest elsewhere
         check_header(path, data, magic)
     except UnsupportedFormat:
         if xxh(header(magic) + data[HEADER_BYTES:end]) == data[end:]:
-            raise Corrupt(path, 0, "the header has rotted") from None  # it was of this version
+            raise Corrupt(path, 0, "the header is damaged") from None  # the version was changed
         raise
     if end < HEADER_BYTES:
         raise Corrupt(path, len(data), "ends before its digest")
@@ -163,7 +163,7 @@ def without_digest(path: str, data: bytes, magic: bytes) -> bytes:
 
 
 def check_digest_file(disk: Disk, path: str, magic: bytes) -> tuple[int, int]:
-    """Where the payload of such a file begins and ends, once it has proved whole; in pieces, however large it is."""
+    """Verify a file made by `write_digest_file` piece by piece; return the start and end of its payload."""
     handle = disk.open(path)
     try:
         size = disk.size(handle)
@@ -172,19 +172,19 @@ def check_digest_file(disk: Disk, path: str, magic: bytes) -> tuple[int, int]:
         try:
             check_header(path, head, magic)
         except UnsupportedFormat:
-            if _digest_holds(disk, handle, header(magic), end):
-                raise Corrupt(path, 0, "the header has rotted") from None
+            if _digest_matches(disk, handle, header(magic), end):
+                raise Corrupt(path, 0, "the header is damaged") from None
             raise
         if end < HEADER_BYTES:
             raise Corrupt(path, size, "ends before its digest")
-        if not _digest_holds(disk, handle, head, end):
+        if not _digest_matches(disk, handle, head, end):
             raise Corrupt(path, end, "digest does not match")
         return HEADER_BYTES, end
     finally:
         disk.close(handle)
 
 
-def _digest_holds(disk: Disk, handle: int, head: bytes, end: int) -> bool:
+def _digest_matches(disk: Disk, handle: int, head: bytes, end: int) -> bool:
     hasher = Hasher(head)
     for at in range(HEADER_BYTES, end, _PIECE_BYTES):
         hasher.update(disk.read(handle, at, min(_PIECE_BYTES, end - at)))
@@ -197,6 +197,6 @@ def write_digest_file(disk: Disk, path: str, magic: bytes, payload: bytes) -> No
 
 
 def read_digest_file(disk: Disk, path: str, magic: bytes) -> bytes:
-    """The payload, once it has proved whole: a file that has not is never in memory as a whole."""
+    """The payload of a file, verified before it is read into memory."""
     first, end = check_digest_file(disk, path, magic)
     return read_range(disk, path, first, end - first)

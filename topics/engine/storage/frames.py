@@ -1,13 +1,13 @@
-"""Frames: one state change as bytes, the same in the WAL and in segments.
+"""Frames: the encoding of one record or control change, the same in the WAL and in segments.
 
     length u32 · type u8 · flags u8 · topic_id u64 · seq u64 · ts u64 · node_len u16 · tag_len u16 · data_len u32
     node · tag · payload · extensions · XXH3-64 of all before
 
-A frame is valid when its length fits and its digest agrees. The extension area is what lies between the payload
-and the digest: `id u8, length u16, value`, repeated. docs/decisions/0001 has the tables.
+A frame is valid if its length fits and its digest matches. The extension area is between the payload and the digest:
+`id u8, length u16, value`, repeated. docs/decisions/0001 has the tables.
 
-Encoding makes a list of pieces for one big join, decoding makes columns of a whole buffer: a record is never an
-object of its own on either way.
+Encoding appends to a list of pieces for one large join, and decoding makes columns from a whole buffer: there is no object
+per record in either direction.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _EXT_U32 = struct.Struct("<BHI")
 _EXT_U64 = struct.Struct("<BHQ")
 _HOPS = [_EXT_U8.pack(EXT_HOPS, 1, hops) for hops in range(256)]
 
-RUN_FROM = 8  # this many equal lengths in a row, and the rest of the run is looked for at once
+RUN_MIN = 8  # after this many equal lengths in a row, the rest of the run is found with numpy
 
 HEADER_DTYPE = np.dtype(
     [
@@ -91,14 +91,14 @@ def encode_appends(
     key: bytes | None = None,
     plain: bool = False,
 ) -> tuple[list[int], list[int] | None]:
-    """Append the frames of one write to `pieces`; return each frame's length, and flags unless all are 0."""
+    """Append the frames of one write to `pieces`; return their lengths, and their flags unless all are 0."""
     if plain or (key is None and is_plain(records)):
         return _encode_plain(pieces, records.payloads, topic_id, first_seq, ts), None
     return _encode_full(pieces, records, topic_id, first_seq, ts, key)
 
 
 def is_plain(records: Records) -> bool:
-    """Whether the records are payloads and nothing else."""
+    """Whether the records have nothing but payloads."""
     return (
         records.tags is None
         and records.nodes is None
@@ -135,7 +135,7 @@ def _encode_full(
     base_flags = RAW if records.raw else 0
     lengths: list[int] = []
     all_flags: list[int] = []
-    if tags is None and nodes is None and exts is not None:  # as copies of plain records are
+    if tags is None and nodes is None and exts is not None:  # copies of plain records
         for payload, ext in zip(payloads, exts):
             size, ext_size = len(payload), len(ext)
             flags = base_flags | HAS_EXT if ext_size else base_flags
@@ -176,9 +176,9 @@ def _encode_full(
 
 
 def _extensions(records: Records, ts: int, key: bytes | None) -> list[bytes] | None:
-    """The encoded extension areas of a write, or None when no record has one.
+    """The encoded extension areas of a write, or None if no record has one.
 
-    The length of the meta comes first: whoever renders records looks no further.
+    The length of the meta comes first: rendering reads no further.
     """
     columns: list[tuple[int, list[int]]] = []
     if records.meta_lens is not None:
@@ -209,14 +209,14 @@ def _extensions(records: Records, ts: int, key: bytes | None) -> list[bytes] | N
 
 
 def encode_control(frame_type: int, topic_id: int, ts: int, payload: object, *, seq: int = 0) -> bytes:
-    """One whole control frame; its payload is MessagePack."""
+    """A control frame with a MessagePack payload."""
     data = msgspec.msgpack.encode(payload)
     body = HEADER.pack(len(data) + 42, frame_type, 0, topic_id, seq, ts, 0, 0, len(data)) + data
     return body + xxh3_64_digest(body)
 
 
 def read_extensions(frame: bytes, start: int = 0) -> dict[int, bytes]:
-    """The extension area of the frame that begins at `start`."""
+    """The extensions of the frame at `start`, by id."""
     length, _, _, _, _, _, node_len, tag_len, data_len = HEADER.unpack_from(frame, start)
     at = start + HEADER_BYTES + node_len + tag_len + data_len
     end = start + 4 + length - DIGEST_BYTES
@@ -230,7 +230,7 @@ def read_extensions(frame: bytes, start: int = 0) -> dict[int, bytes]:
 
 
 def frame_is_valid(frame: bytes) -> bool:
-    """Whether these bytes are exactly one frame that agrees with its digest."""
+    """Whether these bytes are exactly one frame with a matching digest."""
     if len(frame) < OVERHEAD_BYTES:
         return False
     (length,) = _LENGTH.unpack_from(frame)
@@ -238,12 +238,12 @@ def frame_is_valid(frame: bytes) -> bool:
 
 
 def is_record(frame: bytes, topic_id: int, seq: int) -> bool:
-    """Whether these bytes are exactly the record that should be there: a whole one of another place is damage, too."""
+    """Whether these bytes are a valid frame of this record; a valid frame of another record counts as damage, too."""
     return frame_is_valid(frame) and _IDENTITY.unpack_from(frame, _IDENTITY_AT) == (topic_id, seq)
 
 
 def frame_starts(buffer: bytes, start: int, end: int, starts: list[int]) -> None:
-    """Follow the length fields from `start` to `end`, which must be a frame's end."""
+    """Append the offsets of the frames in [start, end) to `starts`, following their length fields."""
     unpack, add = _LENGTH.unpack_from, starts.append
     last = alike = 0
     while start < end:
@@ -254,18 +254,17 @@ def frame_starts(buffer: bytes, start: int, end: int, starts: list[int]) -> None
             last, alike = length, 0
             continue
         alike += 1
-        if alike == RUN_FROM:
-            # Records of one size are common: look at many length fields at once.
+        if alike == RUN_MIN:  # records of one size are common
             more = _equal_lengths(buffer, start, end, length)
             starts += range(start, start + more * (length + 4), length + 4)
             start += more * (length + 4)
             alike = 0
     if start != end:
-        raise ValueError("frames do not end where their envelope does")
+        raise ValueError("frames do not end at the end of their envelope")
 
 
 def _equal_lengths(buffer: bytes, start: int, end: int, length: int) -> int:
-    """How many frames of exactly this length follow one another from `start`."""
+    """The number of consecutive frames of this length from `start` on."""
     stride = length + 4
     count = (end - start) // stride
     if not count:
@@ -277,7 +276,7 @@ def _equal_lengths(buffer: bytes, start: int, end: int, length: int) -> int:
 
 @dataclass(slots=True)
 class Columns:
-    """The decoded headers of many frames of one buffer."""
+    """The headers of frames in one buffer."""
 
     buffer: bytes
     starts: npt.NDArray[np.int64]
@@ -296,7 +295,7 @@ class Columns:
 
 
 def decode_columns(buffer: bytes, starts: list[int]) -> Columns:
-    """All headers by one gather: a view of the buffer with a record at *every* byte, indexed by the starts."""
+    """Decode all headers by one gather: a view of the buffer with a header at *every* byte, indexed by the starts."""
     where = np.array(starts, dtype=np.int64)
     if not starts:
         return Columns(buffer, where, np.empty(0, dtype=HEADER_DTYPE))

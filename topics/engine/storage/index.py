@@ -1,11 +1,11 @@
-"""Index rows: where a record lies, and what a reader must know before touching it.
+"""The index of a topic in memory: for each record its position, time, flags, tag and node.
 
-A topic's index is a list of chunks, each a contiguous buffer of 32-byte rows under a numpy view; row i of a chunk is
-seq first+i, so a lookup is arithmetic. A chunk becomes one segment. Its first `stored` rows lie in the segment's
-file, the rest in the log (or in RAM): `offset` means a place in the one or the other.
+The index is a list of chunks, each a contiguous buffer of 32-byte rows with a numpy view. Row i of a chunk is seq first+i,
+so a lookup is arithmetic. A chunk becomes one segment. Its first `stored` rows are in the segment's files, the others in the
+log (or in RAM); `offset` is an offset in the one or the other.
 
-A numpy view pins its bytearray, so a chunk that must grow is copied into a bigger buffer. Single rows go in by
-`pack_into`, which costs a fifth of an assignment through the structured view; batches go in by columns.
+A numpy view pins its bytearray, so a chunk grows by copying into a larger buffer. Single rows are written with `pack_into`,
+at a fifth of the cost of an assignment through the structured view; batches are written by columns.
 """
 
 from __future__ import annotations
@@ -55,29 +55,29 @@ class Chunk:
         self._buffer = bytearray(self.capacity * ROW_BYTES)
         self._rows: Rows = np.frombuffer(self._buffer, dtype=ROW)
         self.count = 0
-        self.stored = 0  # rows that are in the segment's files
+        self.stored = 0  # rows in the segment's files
         self.frame_bytes = 0
         self.opened_ms = opened_ms
-        self.closed = False  # takes no more rows; will be sealed
+        self.closed = False  # full; will be sealed
         self.meta: SegmentMeta | None = None
-        # Ids of this segment's dictionary for the topic's tag and node strings, while it is open.
+        # Ids of tags and nodes in the segment's dictionary, while it is open.
         self.tag_ids: dict[bytes, int] = {}
         self.node_ids: dict[bytes, int] = {}
-        # Row and expiry time of records with a TTL of their own that are not in the segment's files yet, by row.
+        # Row and expiry time of records with their own TTL that are not in the segment's files yet, by row.
         self.expiries: list[tuple[int, int]] | tuple[()] = ()
-        self.unmarked: list[tuple[int, int]] = []  # stored row spans whose delete is not yet in the .del file
-        self.marked: Mask | None = None  # rows whose delete is
+        self.unmarked: list[tuple[int, int]] = []  # stored row spans whose delete is not in the .del file yet
+        self.marked: Mask | None = None  # rows whose delete is in the .del file
         self.index_hash: IndexHash | None = None  # while it is open and has files
-        self.rebuilt_index: IndexFiles | None = None  # to be written before it grows on
+        self.rebuilt_index: IndexFiles | None = None  # written before the segment grows again
 
     @classmethod
     def from_rows(cls, meta: SegmentMeta, rows: Rows, rows_max: int, opened_ms: int) -> Chunk:
-        """A chunk over rows that were read from an .idx file."""
+        """A chunk of rows read from an .idx file."""
         return cls.from_buffer(meta, bytearray(rows.view(np.uint8)), opened_ms, rows_max)
 
     @classmethod
     def from_buffer(cls, meta: SegmentMeta, buffer: bytearray, opened_ms: int, rows_max: int = 0) -> Chunk:
-        """A chunk over a buffer of rows, which is its own from here on."""
+        """A chunk that takes ownership of a buffer of rows."""
         count = len(buffer) // ROW_BYTES
         chunk = cls(meta.first_seq, max(rows_max, count), opened_ms)
         chunk._buffer = buffer
@@ -143,7 +143,7 @@ class Chunk:
         return ROW_STRUCT.unpack_from(self._buffer, i * ROW_BYTES)
 
     def iter_rows(self) -> Iterator[tuple[int, int, int, int, int, int, int]]:
-        """`get` of every row, for a chunk of a few."""
+        """`get` of every row, for small chunks."""
         return ROW_STRUCT.iter_unpack(memoryview(self._buffer)[: self.count * ROW_BYTES])
 
     def flags_at(self, i: int) -> int:
@@ -159,20 +159,20 @@ class Chunk:
         self._buffer[i * ROW_BYTES + 16] |= flag
 
     def live(self, first: int, stop: int, dead: int = DELETED) -> npt.NDArray[np.bool_]:
-        """Which of the rows [first, stop) exist and bear none of the `dead` flags."""
+        """Mask of the rows [first, stop) that exist and have none of the `dead` flags."""
         rows = self._rows[first:stop]
         alive: npt.NDArray[np.bool_] = ((rows["flags"] & dead) == 0) & (rows["length"] != 0)
         return alive
 
     def take(self, picked: npt.NDArray[np.intp]) -> Rows:
-        """These rows, ascending: a view when they are neighbours. Rows as plain bytes gather ten times faster."""
+        """These rows, ascending; a view if they are adjacent. Gathering rows as plain bytes is ten times faster."""
         first, stop = int(picked[0]), int(picked[-1]) + 1
         if stop - first == len(picked):
             return self._rows[first:stop]
         return self._rows.view(f"V{ROW_BYTES}")[picked].view(ROW)
 
     def cut(self, count: int) -> None:
-        """Forget the rows from `count` on: they were staged and never written."""
+        """Drop the rows from `count` on, which were staged and never written."""
         self.frame_bytes -= int(self._rows["length"][count : self.count].sum(dtype=np.int64))
         self.count = count
         self.expiries = [entry for entry in self.expiries if entry[0] < count]

@@ -1,8 +1,7 @@
-"""Erase intents: what is about to be overwritten in place, noted down before the first byte of it is.
+"""Erase intents: a redo log for overwrites in place.
 
-An in-place overwrite that a power cut stops half-way leaves a frame that is neither
-the old nor the new one, which recovery would take for rot. With the intent synced
-first, recovery applies all patches again, before it reads anything else.
+A power cut in the middle of an overwrite leaves a frame that is neither the old nor the new one, which recovery would take
+for damage. So the intent is synced first, and recovery applies all of its patches again before it reads anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from topics.engine.storage.files import TEMP_SUFFIX, ensure_dir, read_digest_fil
 
 MAGIC = b"TPCSINT\0"
 
-Patch = tuple[str, int, bytes]  # path, offset, the bytes to stand there
+Patch = tuple[str, int, bytes]  # path, offset, new bytes
 
 _NAME = re.compile(r"intent-([0-9a-f]{16})")
 _DECODER = msgspec.msgpack.Decoder(list[Patch])
@@ -29,16 +28,16 @@ def intent_path(meta_dir: str, number: int) -> str:
 
 
 def write_intent(disk: Disk, meta_dir: str, number: int, patches: Iterable[Patch]) -> None:
-    """Note the patches down; only once this has returned may the first of them be applied."""
+    """Write and sync the patches; only then may the first of them be applied."""
     ensure_dir(disk, meta_dir)
     write_digest_file(disk, intent_path(meta_dir, number), MAGIC, msgspec.msgpack.encode(list(patches)))
 
 
 def apply_patches(disk: Disk, patches: Iterable[Patch]) -> None:
-    """Write every patch and sync every touched file. Doing it again changes nothing.
+    """Write all patches and sync the files. Idempotent.
 
-    A file that is gone, or shorter than it was, has lost the bytes that were to be
-    overwritten: retention may have removed it between the erase and the crash.
+    A missing or shorter file no longer has the bytes to overwrite: retention may have removed it between the erase and the
+    crash.
     """
     by_path: dict[str, list[tuple[int, bytes]]] = {}
     for path, offset, data in patches:
@@ -61,11 +60,10 @@ def _patch_file(disk: Disk, path: str, writes: list[tuple[int, bytes]]) -> None:
 
 
 def pending_intents(disk: Disk, meta_dir: str) -> list[tuple[int, list[Patch]]]:
-    """Intents that a crash left behind, oldest first.
+    """Intents left by a crash, oldest first.
 
-    One that never got its real name was never whole, so none of its patches was
-    applied: it is removed. One with its real name was synced before; when it does not
-    read well it has rotted, and its patches may be half applied: that is Corrupt.
+    A temporary file was never complete, so none of its patches was applied: it is removed. A renamed file was synced; if it
+    cannot be read it is damaged, and its patches may be half applied: Corrupt.
     """
     pending: list[tuple[int, list[Patch]]] = []
     for name in disk.list(meta_dir):
@@ -81,11 +79,11 @@ def _read_intent(disk: Disk, path: str) -> list[Patch]:
     payload = read_digest_file(disk, path, MAGIC)
     try:
         return _DECODER.decode(payload)
-    except ValueError as error:  # msgspec's own, or that of a path that is not UTF-8
+    except ValueError as error:  # from msgspec, or for a path that is not UTF-8
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
 
 
 def finish_intent(disk: Disk, meta_dir: str, number: int) -> None:
-    """Forget an intent whose patches are synced. Synced itself: an old intent must not come back later."""
+    """Remove an intent whose patches are synced, durably: it must not come back after a power cut."""
     disk.remove(intent_path(meta_dir, number))
     disk.sync_dir(meta_dir)

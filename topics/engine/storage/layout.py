@@ -1,11 +1,11 @@
-"""Which files of a data directory count: `layout.json` says which layout is the present one, and how many shards it has.
+"""The layout of a data directory: `layout.json` names the current layout and its number of shards.
 
     layout.json        {"format":1,"generation":1,"shards":4}
     layout-1/shard-00  log, snapshots and watch sessions of one shard
 
-A change of the number of shards makes a layout of the next generation beside the present one. Replacing `layout.json` is
-the moment at which it counts. Any other layout is then stale: half made, or no longer needed. Versions that know only
-generation 1 must not take a directory without it for an empty one, so later generations have a format of their own.
+Resharding builds a layout of the next generation next to the current one, and commits it by replacing `layout.json`. All other
+layouts are then stale: incomplete or no longer needed. Later generations have a different format number, so that versions that
+only know generation 1 do not take a directory without layout-1 for an empty one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from topics.engine.storage.files import TEMP_SUFFIX, publish, write_whole
 LAYOUT_NAME = "layout.json"
 LAYOUT_FORMATS = (1, 2)
 LAYOUT_BYTES_MAX = 4096
-COLD_ID_NAME = "cold-id"  # in the data directory and in its cold one, with the same text
+COLD_ID_NAME = "cold-id"  # same content in the data directory and in its cold directory
 
 GENERATION_MAX = (1 << 63) - 1
 _DIR = re.compile(r"layout-([1-9][0-9]*)")
@@ -54,13 +54,13 @@ def shard_dir(generation: int, shard: int) -> str:
 
 
 def generation_of(name: str) -> int | None:
-    """Of a layout's directory; None: it is none."""
+    """The generation of a layout directory; None for other names."""
     match = _DIR.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def stale_layouts(names: list[str], generation: int) -> list[str]:
-    """Directories of layouts other than the present one."""
+    """Directories of layouts other than the current one."""
     return [name for name in names if generation_of(name) not in (None, generation)]
 
 
@@ -76,15 +76,15 @@ def decode_layout(path: str, data: bytes) -> Layout:
     if layout.format not in LAYOUT_FORMATS:
         raise UnsupportedFormat(path, layout.format)
     if not 1 <= layout.shards <= ID_STEP or not 1 <= layout.generation <= GENERATION_MAX:
-        raise Corrupt(path, 0, f"says {layout.shards} shards, generation {layout.generation}")
+        raise Corrupt(path, 0, f"{layout.shards} shards, generation {layout.generation}: out of range")
     return layout
 
 
 def prepare_layout(disk: Disk, layout: Layout) -> None:
-    """Have it written and synced aside; nothing counts yet."""
+    """Write and sync the new layout.json under a temporary name."""
     write_whole(disk, LAYOUT_NAME + TEMP_SUFFIX, encode_layout(layout))
 
 
 def publish_layout(disk: Disk) -> None:
-    """What was prepared counts from here on. When this fails nobody knows whether it does: the next start goes by what it reads."""
+    """Commit the prepared layout. If this fails, the outcome is unknown: the next start uses whichever layout it reads."""
     publish(disk, LAYOUT_NAME + TEMP_SUFFIX, LAYOUT_NAME)

@@ -1,12 +1,13 @@
-"""What the cold tier says about itself, for readers that have no server: manifests, dead rows, pins. A codec and no more.
+"""Codec of the metadata files of the cold tier, for readers without a server: manifests, dead rows, pins.
 
     MANIFEST-<n>      one line of JSON, and a line with 16 hex digits: XXH3-64 of the first line without its newline
-    DEAD-<n>          header · msgpack {first seq: bits, little end first, of rows that must not be read} · digest; absent when none
+    DEAD-<n>          header · msgpack {first seq: bitmap of rows that must not be read, little-endian bit order} · digest;
+                      absent if there are none
     CURRENT           one line, the name of the newest manifest
-    PIN-<id>          JSON: which manifest's files must stay, and until when
+    PIN-<id>          JSON: the manifest whose files must be kept, and until when
 
-Whoever reads manifest n shows rows that have a length and no bit in DEAD-<n>, and nothing else. A manifest is an export: a server
-never goes by one. The files of a segment never change under one name, so a manifest stays true for as long as they are there.
+A reader of manifest n returns exactly the rows that have a length and no bit in DEAD-<n>. Manifests are an export: a server never
+relies on them. The files of a segment never change under one name, so a manifest is valid as long as they exist.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import xxhash
 
 from topics.api.errors import Corrupt, UnsupportedFormat
 from topics.engine.storage.files import with_digest, without_digest
-from topics.engine.storage.segments import Mask, parse_segment_name, segment_name
+from topics.engine.storage.segments import Mask, segment_name
 
 VERSION = 1
 DEAD_MAGIC = b"TPCSDED\0"
@@ -34,7 +35,7 @@ _DIGEST_DIGITS = 16
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A segment of the cold tier. `sum_digest` is the digest that ends its .sum, which has those of the other files."""
+    """A segment of the cold tier. `sum_digest` is the digest at the end of its .sum, which holds those of the other files."""
 
     name: str
     first_seq: int
@@ -57,7 +58,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class RetiredSegment(msgspec.Struct, frozen=True):
-    """A segment that a merge has replaced; its files are there for a while."""
+    """A segment that was replaced by a merge; its files are kept for a while."""
 
     name: str
     retired_at_ms: int
@@ -70,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     topic_id: str
     written_at_ms: int
-    delete_epoch: int  # the log entry as of which rows are dead
+    delete_epoch: int  # lsn up to which deletes are included
     earliest_seq: int
     cold_next_seq: int  # the first seq that is not in the cold tier
     head_seq: int
@@ -78,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     segments: list[Segment]
     losses: list[tuple[int, int, str]] = []
     retired: list[RetiredSegment] = []
-    plans: list[str] = []  # those committed last
+    plans: list[str] = []  # most recently committed
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ def pin_name(snapshot_id: str) -> str:
 
 
 def manifest_number(name: str) -> int | None:
-    """The number of a manifest or of the dead rows that go with it; None for other names."""
+    """The number of a MANIFEST or DEAD file; None for other names."""
     match = _NAME.fullmatch(name)
     return int(match[2]) if match else None
 
@@ -117,7 +118,7 @@ def pin_id(name: str) -> str | None:
 
 
 def is_manifest_file(name: str) -> bool:
-    """Whether a file in a topic's directory is one of those that are described here."""
+    """Whether a file in a topic's directory is one of the files above."""
     return name == CURRENT_NAME or manifest_number(name) is not None or pin_id(name) is not None
 
 
@@ -134,7 +135,7 @@ def decode_manifest(path: str, data: bytes) -> Manifest:
     if not newline or len(rest) < _DIGEST_DIGITS:
         raise Corrupt(path, len(data), "ends before its digest")
     if rest.strip() != xxhash.xxh3_64_hexdigest(line).encode():
-        raise Corrupt(path, len(line) + 1, "the digest does not agree")
+        raise Corrupt(path, len(line) + 1, "digest does not match")
     try:
         version = msgspec.json.decode(line, type=_Version).version
         if version != VERSION:
@@ -151,16 +152,16 @@ class _Version(msgspec.Struct):
 
 
 def _check(path: str, manifest: Manifest) -> None:
-    """What a reader relies on: names that go with their numbers, and segments in order that do not overlap."""
+    """Check what readers rely on: names that match their numbers, and ordered segments that do not overlap."""
     end = 0
     for segment in manifest.segments:
         if segment.name != segment_name(segment.first_seq, segment.generation):
-            raise Corrupt(path, 0, f"{segment.name[:64]!r} is not the name of that segment")
+            raise Corrupt(path, 0, f"the name {segment.name[:64]!r} does not match the segment")
         if segment.first_seq < end or segment.rows < 1:
-            raise Corrupt(path, 0, f"{segment.name} overlaps the segment before it, or is empty")
+            raise Corrupt(path, 0, f"{segment.name} is empty, or overlaps the previous segment")
         end = segment.next_seq
     if end > manifest.cold_next_seq:
-        raise Corrupt(path, 0, f"the segments go on to seq {end - 1}, behind cold_next_seq")
+        raise Corrupt(path, 0, f"the segments extend to seq {end - 1}, beyond cold_next_seq")
 
 
 def encode_current(number: int) -> bytes:
@@ -179,7 +180,7 @@ def decode_current(path: str, data: bytes) -> int:
 
 
 def encode_dead(masks: Mapping[int, Mask]) -> bytes:
-    """By first seq; segments without dead rows are left out."""
+    """Encode masks by first seq; segments without dead rows are left out."""
     packed = {
         first_seq: np.packbits(mask, bitorder="little").tobytes()
         for first_seq, mask in masks.items()
@@ -189,7 +190,7 @@ def encode_dead(masks: Mapping[int, Mask]) -> bytes:
 
 
 def decode_dead(path: str, data: bytes, segments: Iterable[Segment]) -> dict[int, Mask]:
-    """The dead rows of each of these segments that has some."""
+    """Masks by first seq, for the segments that have dead rows."""
     payload = without_digest(path, data, DEAD_MAGIC)
     try:
         packed = msgspec.msgpack.decode(payload, type=dict[int, bytes])
@@ -200,7 +201,7 @@ def decode_dead(path: str, data: bytes, segments: Iterable[Segment]) -> dict[int
     for first_seq, bits in packed.items():
         count = rows.get(first_seq)
         if count is None or len(bits) != -(-count // 8):
-            raise Corrupt(path, 0, f"does not go with the segment at seq {first_seq}")
+            raise Corrupt(path, 0, f"does not match the segment at seq {first_seq}")
         found = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little")
         masks[first_seq] = found.astype(np.bool_)
     return masks
@@ -218,9 +219,3 @@ def decode_pin(path: str, data: bytes) -> Pin:
         return msgspec.json.decode(data, type=Pin)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(path, 0, f"cannot be decoded: {error}") from error
-
-
-def segment_of_name(name: str) -> tuple[int, int] | None:
-    """First seq and generation of `seg-…`, as manifests spell it."""
-    parsed = parse_segment_name(f"{name}.data")
-    return (parsed[0], parsed[1]) if parsed is not None else None

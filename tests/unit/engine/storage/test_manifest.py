@@ -25,7 +25,6 @@ from topics.engine.storage.manifest import (
     is_manifest_file,
     manifest_number,
     pin_id,
-    segment_of_name,
 )
 from topics.engine.storage.segments import segment_name
 
@@ -130,5 +129,3 @@ def test_names() -> None:
     assert [is_manifest_file(name) for name in ("CURRENT", "PIN-00000000000000ab", "seg-0000000000000001-0.sum")] == [
         True, True, False,
     ]  # fmt: skip
-    assert segment_of_name("seg-000000000000000b-3") == (11, 3)
-    assert segment_of_name("seg-b-3") is None
