@@ -1,1 +1,1 @@
-"""Request bodies to engine commands, and results to response bodies."""
+"""The codec: request bodies to engine commands, and results to response bodies."""

@@ -1,6 +1,6 @@
-"""From what the engine says of queues and consumers to the JSON that answers. Claims and acks are joined from bytes.
+"""Encoding of replies about queues and consumers: results to JSON. Claims and acks are built from bytes.
 
-A job's text is made from its frame alone: few records come at a time, and columns would cost more than they save.
+The text of a job is built from its frame: claims have few records, for which columns cost more than they save.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _encode = msgspec.json.encode
 _COUNTED = {"ack": b"acked", "nack": b"nacked", "extend": b"extended", "term": b"termed"}
 
 
-# -- handed out --------------------------------------------------------------------------------------------
+# -- claims ------------------------------------------------------------------------------------------------
 
 
 def claimed(result: con.Claimed, total_ms: float, *, headers_only: bool = False) -> Rendered:
@@ -40,7 +40,7 @@ def claimed(result: con.Claimed, total_ms: float, *, headers_only: bool = False)
     named = result.consumer
     body = b"".join(
         (
-            b'{"topic":"%b",' % result.topic.encode(),  # a name that exists needs no escapes
+            b'{"topic":"%b",' % result.topic.encode(),  # valid names need no escaping
             b'"consumer":"%b",' % named.encode() if named else b"",
             b'"claimed":[',
             b",".join(jobs),
@@ -53,21 +53,23 @@ def claimed(result: con.Claimed, total_ms: float, *, headers_only: bool = False)
 
 
 def render_jobs(result: con.Claimed, *, headers_only: bool = False, members: bytes = b"") -> list[bytes]:
-    """One JSON object a record. `members` go first into each of them: `"topic":"t",`."""
+    """One JSON object per record. Each begins with `members`, such as `"topic":"t",`."""
     jobs: list[bytes] = []
     leases = zip(result.lease_ids, result.deadlines, result.deliveries)
     for (buffer, start), (lease_id, deadline, deliveries) in zip(_frames(result.page), leases):
         _, _, flags, _, seq, ts, node_len, tag_len, data_len = HEADER.unpack_from(buffer, start)
         tag_at = start + HEADER_BYTES + node_len
-        # Who needs no ack has no lease.
+        # Without acks there is no lease.
         lease = b'"lease_id":"lease_%x","deadline":%d,' % (lease_id, deadline) if lease_id else b""
         tag = _tag(buffer[tag_at : tag_at + tag_len]) if flags & HAS_TAG else b""
         data_at = tag_at + tag_len
         data_end = data_at + data_len
         if headers_only or flags & RAW:
             extensions = read_extensions(buffer, start) if flags & HAS_EXT else {}
-            content = _rare(buffer[data_at:data_end], extensions, raw=bool(flags & RAW), bare=headers_only)
-        elif flags & HAS_EXT and buffer[data_end] == EXT_META:  # it is the first extension, if it is there
+            content = _other_content(
+                buffer[data_at:data_end], extensions, raw=bool(flags & RAW), headers_only=headers_only
+            )
+        elif flags & HAS_EXT and buffer[data_end] == EXT_META:  # if present, it is the first extension
             split = data_end - int.from_bytes(buffer[data_end + 3 : data_end + 7], "little")
             content = b'"data":%b,"meta":%b' % (buffer[data_at:split], buffer[split:data_end])
         else:
@@ -80,7 +82,7 @@ def render_jobs(result: con.Claimed, *, headers_only: bool = False, members: byt
 
 
 def _frames(page: Page) -> Iterable[tuple[bytes, int]]:
-    """Where each record's frame lies."""
+    """The buffer and offset of each record's frame."""
     starts = _plain(page.starts)
     if page.which is None:
         frames = page.frames[0] if page.frames else b""
@@ -89,7 +91,7 @@ def _frames(page: Page) -> Iterable[tuple[bytes, int]]:
 
 
 def _plain(column: Column) -> Sequence[int]:
-    """Numbers of Python: those of numpy cost more, one by one."""
+    """A list of Python ints: numpy's are slower, one by one."""
     return column.tolist() if isinstance(column, np.ndarray) else column
 
 
@@ -97,9 +99,9 @@ def _tag(tag: bytes) -> bytes:
     return b'"$tag":%b,' % _encode(tag.decode("utf-8", "replace"))
 
 
-def _rare(payload: bytes, extensions: dict[int, bytes], *, raw: bool, bare: bool) -> bytes:
-    """Of a raw record, or of one whose data is not wanted."""
-    if bare:
+def _other_content(payload: bytes, extensions: dict[int, bytes], *, raw: bool, headers_only: bool) -> bytes:
+    """The content of a raw record, or of one without its data."""
+    if headers_only:
         size = _length(extensions, EXT_SIZE) or len(payload)
         meta_len = 0 if raw else _length(extensions, EXT_META)
         return b'"bytes":%d' % size + (b',"meta":' + payload[-meta_len:] if meta_len else b"")
@@ -112,7 +114,7 @@ def _length(extensions: dict[int, bytes], which: int) -> int:
     return int.from_bytes(extensions.get(which, b""), "little")
 
 
-# -- settled -----------------------------------------------------------------------------------------------
+# -- acks --------------------------------------------------------------------------------------------------
 
 
 def settled(result: con.Settled, total_ms: float, sync_ms: float) -> Rendered:
@@ -137,7 +139,7 @@ def settled(result: con.Settled, total_ms: float, sync_ms: float) -> Rendered:
 # -- named consumers ---------------------------------------------------------------------------------------
 
 
-def about_consumers(result: object, op: int, page_size: int, total_ms: float) -> Rendered:
+def render_consumer(result: object, op: int, page_size: int, total_ms: float) -> Rendered:
     match result:
         case con.ConsumerState() if op == wire.PUT_CONSUMER:
             return consumer_put(result, total_ms)
@@ -149,7 +151,7 @@ def about_consumers(result: object, op: int, page_size: int, total_ms: float) ->
             return consumer_dropped(result, total_ms)
         case con.ConsumerReset():
             return consumer_reset(result, total_ms)
-    raise AssertionError(f"a result without a rendering: {type(result)}")
+    raise AssertionError(f"no reply format for {type(result)}")
 
 
 def consumer_put(state: con.ConsumerState, total_ms: float) -> Rendered:
@@ -213,14 +215,14 @@ def consumer_body(state: con.ConsumerState) -> dict[str, object]:
 
 
 def config_body(config: ConsumerConfig) -> dict[str, object]:
-    starts = config.deliver in ("from_seq", "from_ts")
+    has_value = config.deliver in ("from_seq", "from_ts")
     return {
         "ack": config.ack,
         "ack_wait_ms": config.ack_wait_ms,
         "max_deliver": config.max_deliver,
         "backoff_ms": config.backoff_ms,
         "filter": [("tag", op, value) for op, value in config.filter] or None,
-        "deliver": {config.deliver: config.deliver_value} if starts else config.deliver,
+        "deliver": {config.deliver: config.deliver_value} if has_value else config.deliver,
         "max_ack_pending": config.max_ack_pending,
         "max_waiting": config.max_waiting,
         "headers_only": config.headers_only,

@@ -1,7 +1,7 @@
-"""From the bytes of a request about queues and consumers to a command for the engine.
+"""Decoding and validation of requests about queues and consumers: bytes to engine commands.
 
-A request without a consumer's name in its arguments means the queue's own one. Checks come in the contract's order: what
-can be said of the body alone is said here; that a topic or consumer exists, and what a claim's `node` may be, by the engine.
+A request without a consumer name refers to the queue's own consumer. Checks have the order of the HTTP contract; those
+that need only the body are here, others (existence of topic and consumer, a claim's `node`) in the engine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ INACTIVE_TTL_MS_MIN, INACTIVE_TTL_MS_MAX = 1000, 30 * 86_400_000
 
 _LEASE_ID = re.compile(r"lease_[0-9a-f]{1,16}")
 _PATTERN_IN_A_STRING = re.compile(PATTERN_IN_A_STRING)
-_NO_SUCH_LEASE = U64_MAX  # in place of `lease_0`, which nobody has: a 0 would stand for "whichever there is"
+_NO_SUCH_LEASE = U64_MAX  # replaces `lease_0`, which never exists: 0 would mean "any lease"
 
 _claim = BodyType(ClaimBody)
 _fetch = BodyType(FetchBody)
@@ -63,7 +63,7 @@ TagOp: TypeAlias = Literal["Eq", "Glob", "Subject"]
 SettleBody: TypeAlias = AckBody | NackBody | ExtendBody | TermBody
 
 
-# -- handing out and settling ------------------------------------------------------------------------------
+# -- claims and acks ---------------------------------------------------------------------------------------
 
 
 def read_claim(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:
@@ -123,7 +123,7 @@ def _settle(topic: str, kind: con.SettleKind, body: SettleBody, args: wire.Args)
     lease_ids = [_lease_id(text) for text in body.lease_ids[: SEQS_MAX + 1]]  # more are refused below
     node = body.node.encode()
     if not 0 < len(node) <= limits.NODE_BYTES_MAX:
-        raise InvalidRequest(f"node has 1 to {limits.NODE_BYTES_MAX} bytes")
+        raise InvalidRequest(f"node must have 1 to {limits.NODE_BYTES_MAX} bytes")
     if len(seqs) > SEQS_MAX:
         raise BatchTooLarge(
             f"{len(seqs)} seqs in one call; send at most {SEQS_MAX}", seqs=len(seqs), max=SEQS_MAX
@@ -137,13 +137,13 @@ def _lease_id(text: str) -> int:
     if not text:
         return 0
     if _LEASE_ID.fullmatch(text) is None:
-        raise InvalidRequest(f"{text[:64]!r} is not a lease id; send it as claim gave it, or an empty string")
+        raise InvalidRequest(f"{text[:64]!r} is not a lease id; send one from a claim, or an empty string")
     return int(text[6:], 16) or _NO_SUCH_LEASE
 
 
 def _checked_reason(reason: str) -> str:
     if len(reason.encode()) > REASON_BYTES_MAX:
-        raise InvalidRequest(f"a reason has at most {REASON_BYTES_MAX} bytes")
+        raise InvalidRequest(f"reason may have at most {REASON_BYTES_MAX} bytes")
     return reason
 
 
@@ -201,17 +201,17 @@ def _delivery(
     if isinstance(ts, int) and not isinstance(seq, int):
         check_u64(from_ts=ts)
         return "from_ts", ts
-    raise InvalidRequest("deliver as an object has from_seq or from_ts, and not both")
+    raise InvalidRequest("deliver as an object needs either from_seq or from_ts")
 
 
 def _filters(wanted: str | list[str | list[str]] | None) -> list[TagMatch]:
-    """A predicate, or a list of which any is enough. `["tag", op, value]` is always read as the predicate that it looks like."""
+    """A predicate, or a list of alternatives. `["tag", op, value]` is always a predicate."""
     if wanted is None:
         return []
     if isinstance(wanted, str):
         if _PATTERN_IN_A_STRING.search(wanted):
             raise InvalidRequest(
-                f'filter {wanted[:64]!r} looks like a subject pattern; send a list, ["a.>"], or ["tag", "Eq", value] for that very tag'
+                f'filter {wanted[:64]!r} looks like a subject pattern; send a list, ["a.>"], or ["tag", "Eq", value] for that exact tag'
             )
         return [tag_match(wanted, subjects=True)]
     words = [word for word in wanted if isinstance(word, str)]
@@ -244,7 +244,7 @@ def read_reset(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.
     body: ResetBody = read_body(_reset, request)
     to, value = _target(body.to)
     if body.epoch is not None and to != "seq":
-        raise InvalidRequest("an epoch goes with a seq to begin at")
+        raise InvalidRequest("epoch is only allowed with a seq to reset to")
     return con.ResetConsumer(topic, args.consumer, to, value, body.dry_run, body.epoch), None
 
 
@@ -258,7 +258,7 @@ def _target(to: Literal["start", "end"] | ResetTo) -> tuple[Literal["start", "en
     if isinstance(ts, int) and not isinstance(seq, int):
         check_u64(ts=ts)
         return "ts", ts
-    raise InvalidRequest("to as an object has seq or ts, and not both")
+    raise InvalidRequest("to as an object needs either seq or ts")
 
 
 def _read_get(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Command, Any]:

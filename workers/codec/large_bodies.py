@@ -1,7 +1,8 @@
-"""Writes with large bodies: read in slices between the turns, one body at a time, so that other topics do not wait for them.
+"""Incremental decoding of large writes, in slices between turns and one body at a time, so that other topics do not wait.
 
-A body is cut between its records into groups, which are decoded one after the other. All that is beside the records has a bound of its own.
-The body is valid JSON exactly if each group is, and what is beside them with an empty list in their place.
+A body is split between records into groups, which are decoded one after another. The rest of the body, outside the list
+of records, has a size limit. The body is valid JSON if and only if each group is, and the rest is with one placeholder
+record.
 """
 
 from __future__ import annotations
@@ -28,19 +29,15 @@ from workers.codec.requests import MIXED, check_count, read_records
 
 LARGE_BYTES = 1 << 20
 SLICE_BYTES = 128 * 1024  # takes 2 ms
-BESIDE_BYTES_MAX = 1 << 20  # of a body, beside its records
-RECORD_TEXT_MAX = (
-    8 << 20
-)  # bytes of one record as it is sent: an escape may take six times what it stands for
-RECORD_LEAST_MAX = (
-    2 << 20
-)  # without blanks and escapes; with room for base64, and for fields that are ignored
-NESTING_MAX = 4096  # more than can be decoded
+REST_BYTES_MAX = 1 << 20  # of a body, outside its records
+RECORD_TEXT_MAX = 8 << 20  # bytes of one record as sent: an escape takes up to six times the space
+RECORD_COMPACT_MAX = 2 << 20  # without whitespace and escapes; leaves room for base64 and ignored fields
+NESTING_MAX = 4096  # more than the decoder supports
 OPS = frozenset((wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW, wire.TXN_STAGE))
 
 _KEY = re.compile(rb'"records"[ \t\r\n]*:[ \t\r\n]*\[')
-_KEY_BYTES_MAX = 256  # of a key and its blanks that two slices share
-_PLACE = re.compile(r"(\[|record |byte )(\d+)")  # in messages about a group
+_KEY_BYTES_MAX = 256  # of a key and its whitespace across two slices
+_POSITION = re.compile(r"(\[|record |byte )(\d+)")  # in error messages about a group
 _BEFORE, _AFTER = b'{"records":[', b"]}"
 _PLACEHOLDER = b'{"data":0}'
 _COLUMNS: tuple[tuple[str, int | None], ...] = (
@@ -57,52 +54,52 @@ Read: TypeAlias = tuple[cmd.Command, Any]
 Steps: TypeAlias = Generator[None, None, Read]
 
 
-class TooMuchBeside(TopicsError):
+class RestTooLarge(TopicsError):
     code = "payload_too_large"
 
 
-# -- cutting -----------------------------------------------------------------------------------------------
+# -- splitting ---------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class RecordGroup:
-    """Some records of a body: its bytes from `start` to `end`, without the commas around them."""
+    """Consecutive records of a body: its bytes from `start` to `end`, without the commas around them."""
 
     start: int
     end: int
-    first: int  # number of its first record
+    first: int  # index of its first record
     count: int
 
 
-class RecordCutter:
-    """Cuts a JSON body at the commas between its records."""
+class RecordSplitter:
+    """Splits a JSON body at commas between its records."""
 
     def __init__(self, body: wire.Buffer) -> None:
         self.groups: list[RecordGroup] = []
         self._body = memoryview(body)
         self._scan = Scan(body, SLICE_BYTES)
         self._in_records = False
-        self._start = 0  # of the group, or of what is beside the records
-        self._first = 0  # record of the group
-        self._least = 0  # bytes of a record that goes on over slices
-        self._beside: list[bytes] = []
-        self._tail = b""  # of the slice before
+        self._start = 0  # of the current group, or of the current part of the rest
+        self._first = 0  # index of the group's first record
+        self._compact = 0  # compact size so far of a record that spans slices
+        self._rest: list[bytes] = []
+        self._tail = b""  # of the previous slice
 
     @property
     def rest(self) -> bytes:
-        """The body with one record in place of all."""
-        return b"".join(self._beside)
+        """The body with one placeholder instead of its records."""
+        return b"".join(self._rest)
 
     def steps(self) -> Generator[None]:
         while self._scan.next():
             if self._scan.depths.max() > NESTING_MAX:
                 raise InvalidRequest(TOO_DEEP)
-            self._look()
+            self._split_slice()
             yield
         if not self._in_records:
-            self._add_beside(self._scan.end)
+            self._add_rest(self._scan.end)
 
-    def _look(self) -> None:
+    def _split_slice(self) -> None:
         scan, at = self._scan, 0
         closing = np.sort(np.concatenate((scan.find(ord("]"), 1), scan.find(ord("}"), 1))))
         commas = scan.find(ord(","), 2)
@@ -118,7 +115,7 @@ class RecordCutter:
                 self._end_group(scan.at + int(cuts[-1]), len(cuts))
                 self._start += 1  # the comma
             elif not len(ends):
-                self._least += scan.compact_bytes_min
+                self._compact += scan.compact_bytes_min
             self._check_record()
             if not len(ends):
                 break
@@ -127,52 +124,52 @@ class RecordCutter:
         self._tail = scan.text[-_KEY_BYTES_MAX:]
 
     def _find_records(self, at: int) -> int:
-        """Where the next list of records begins in the slice, behind its bracket; -1 if none does."""
+        """Offset in the slice after the bracket of the next list of records; -1 if there is none."""
         scan, before = self._scan, len(self._tail)
         for found in _KEY.finditer(self._tail + scan.text, max(0, at + before - _KEY_BYTES_MAX)):
             place = found.end() - 1 - before
             if place >= at and scan.depths[place] == 2 and scan.outside[place]:
-                self._add_beside(scan.at + place + 1)
+                self._add_rest(scan.at + place + 1)
                 if self.groups:
                     raise InvalidRequest("the body has two lists of records")
                 self._in_records = True
                 return place + 1
-        self._check_beside(scan.end - self._start)
+        self._check_rest(scan.end - self._start)
         return -1
 
     def _end_group(self, end: int, count: int) -> None:
         self.groups.append(RecordGroup(self._start, end, self._first, count))
         self._first += count
-        self._start, self._least = end, 0
+        self._start, self._compact = end, 0
         if self._first >= limits.BATCH_RECORDS_MAX:
             raise too_many_records()
 
     def _check_record(self) -> None:
-        """Refuse a record that goes on for too long, before it is decoded."""
-        if self._scan.end - self._start > RECORD_TEXT_MAX or self._least > RECORD_LEAST_MAX:
+        """Refuse a record that is too large before it is decoded."""
+        if self._scan.end - self._start > RECORD_TEXT_MAX or self._compact > RECORD_COMPACT_MAX:
             raise record_too_large(self._first)
 
     def _remove_expired(self, end: int) -> None:
         is_empty = not self.groups and not bytes(self._body[self._start : end]).strip()
         if not is_empty:
             self.groups.append(RecordGroup(self._start, end, self._first, 1))
-            self._beside.append(_PLACEHOLDER)
-        self._start, self._in_records, self._least = end, False, 0
+            self._rest.append(_PLACEHOLDER)
+        self._start, self._in_records, self._compact = end, False, 0
 
-    def _add_beside(self, end: int) -> None:
-        self._check_beside(end - self._start)
-        self._beside.append(bytes(self._body[self._start : end]))
+    def _add_rest(self, end: int) -> None:
+        self._check_rest(end - self._start)
+        self._rest.append(bytes(self._body[self._start : end]))
         self._start = end
 
-    def _check_beside(self, more: int) -> None:
-        if sum(map(len, self._beside)) + more > BESIDE_BYTES_MAX:
-            raise TooMuchBeside(
-                f"a body has at most {BESIDE_BYTES_MAX} bytes beside its records", max=BESIDE_BYTES_MAX
+    def _check_rest(self, more: int) -> None:
+        if sum(map(len, self._rest)) + more > REST_BYTES_MAX:
+            raise RestTooLarge(
+                f"a body may have at most {REST_BYTES_MAX} bytes besides its records", max=REST_BYTES_MAX
             )
 
 
-class LineCutter:
-    """Cuts a body at the ends of its lines."""
+class LineSplitter:
+    """Splits a body at line ends."""
 
     rest = _PLACEHOLDER
 
@@ -181,19 +178,19 @@ class LineCutter:
         self._scan = Scan(body, SLICE_BYTES)
 
     def steps(self) -> Generator[None]:
-        scan, start, lines, least = self._scan, 0, 0, 0
+        scan, start, lines, compact = self._scan, 0, 0, 0
         while scan.next():
             cut = scan.text.rfind(b"\n") + 1
             if cut:
-                lines, least = lines + scan.text.count(b"\n"), 0
+                lines, compact = lines + scan.text.count(b"\n"), 0
                 self.groups.append(RecordGroup(start, scan.at + cut, 0, 0))
                 start = scan.at + cut
             else:
-                least += scan.compact_bytes_min
-            # So many are too many even if half of them are blank.
+                compact += scan.compact_bytes_min
+            # Too many even if half of the lines are blank.
             if lines > 2 * limits.BATCH_RECORDS_MAX:
                 raise too_many_records()
-            if scan.end - start > RECORD_TEXT_MAX or least > RECORD_LEAST_MAX:
+            if scan.end - start > RECORD_TEXT_MAX or compact > RECORD_COMPACT_MAX:
                 raise record_too_large(lines)
             yield
         self.groups.append(RecordGroup(start, scan.end, 0, 0))
@@ -204,23 +201,23 @@ def record_too_large(number: int) -> RecordTooLarge:
     return RecordTooLarge(f"record {number} is too large; at most {most} bytes are allowed")
 
 
-# -- reading -----------------------------------------------------------------------------------------------
+# -- decoding ----------------------------------------------------------------------------------------------
 
 
 def read_large(request: wire.Request, traceparent: str, read_rest: Callable[[], Read]) -> Steps:
-    """Read a body in steps. `read_rest` reads the request as it is without its records."""
+    """Decode a body in steps. `read_rest` decodes the request with a placeholder instead of its records."""
     body = memoryview(request.body)
     is_lines = request.op == wire.WRITE_LINES
-    cutting = LineCutter(body) if is_lines else RecordCutter(body)
-    yield from cutting.steps()
-    request.body = cutting.rest
+    splitter = LineSplitter(body) if is_lines else RecordSplitter(body)
+    yield from splitter.steps()
+    request.body = splitter.rest
     command, options = read_rest()
     assert isinstance(command, cmd.Append | txc.StageChunk)
     nodes = command.records.nodes
     node = nodes[0].decode() if nodes is not None and nodes[0] is not None else None
     records = cmd.Records([])
     ignored = dict.fromkeys(request.ignored if request.flags & wire.IGNORED else ())
-    for group in cutting.groups:
+    for group in splitter.groups:
         yield
         group.first = len(records.payloads)
         text = bytes(body[group.start : group.end])
@@ -233,7 +230,7 @@ def read_large(request: wire.Request, traceparent: str, read_rest: Callable[[], 
             if rows:
                 _add(records, read_records(rows, text, node, traceparent))
         except (InvalidRequest, RecordTooLarge) as error:
-            raise type(error)(_moved(str(error), group)) from None
+            raise type(error)(_shifted(str(error), group)) from None
         ignored |= dict.fromkeys(unknown)
         if len(records.payloads) > limits.BATCH_RECORDS_MAX:
             raise too_many_records()
@@ -246,11 +243,11 @@ def read_large(request: wire.Request, traceparent: str, read_rest: Callable[[], 
 
 
 def read_large_record(body: wire.Buffer, read: Callable[[], Read]) -> Steps:
-    """Read a body that is one record, after a look at how large that is."""
-    scan, least = Scan(body, SLICE_BYTES), 0
+    """Decode a body that is a single record, after checking its size."""
+    scan, compact = Scan(body, SLICE_BYTES), 0
     while scan.next():
-        least += scan.compact_bytes_min
-        if scan.end > RECORD_TEXT_MAX or least > RECORD_LEAST_MAX:
+        compact += scan.compact_bytes_min
+        if scan.end > RECORD_TEXT_MAX or compact > RECORD_COMPACT_MAX:
             raise record_too_large(0)
         yield
     return read()
@@ -264,10 +261,10 @@ def _read_group(request: wire.Request, text: bytes, *, is_lines: bool) -> tuple[
     return body.records, unknown
 
 
-def _moved(message: str, group: RecordGroup) -> str:
-    """Messages about a group count from where it begins."""
+def _shifted(message: str, group: RecordGroup) -> str:
+    """An error message about a group, with positions in the group turned into positions in the body."""
     by = {"[": group.first, "record ": group.first, "byte ": group.start - len(_BEFORE)}
-    return _PLACE.sub(lambda found: f"{found[1]}{int(found[2]) + by[found[1]]}", message, count=1)
+    return _POSITION.sub(lambda found: f"{found[1]}{int(found[2]) + by[found[1]]}", message, count=1)
 
 
 def _add(records: cmd.Records, more: cmd.Records) -> None:
@@ -277,10 +274,10 @@ def _add(records: cmd.Records, more: cmd.Records) -> None:
     records.raw = more.raw
     if records.sizes is not None or more.sizes is not None:
         records.sizes = _sizes(records) + _sizes(more)
-    for name, nothing in _COLUMNS:
+    for name, default in _COLUMNS:
         column, tail = getattr(records, name), getattr(more, name)
         if column is not None or tail is not None:
-            setattr(records, name, (column or [nothing] * had) + (tail or [nothing] * added))
+            setattr(records, name, (column or [default] * had) + (tail or [default] * added))
     records.payloads += more.payloads
 
 
@@ -288,14 +285,14 @@ def _sizes(records: cmd.Records) -> list[int]:
     return records.sizes if records.sizes is not None else list(map(len, records.payloads))
 
 
-# -- the line ----------------------------------------------------------------------------------------------
+# -- the queue ---------------------------------------------------------------------------------------------
 
 
 class LargeBodies:
-    """Large bodies that wait to be read, in order, one at a time. Their bytes are bounded by the credits of the fronts."""
+    """Queue of large bodies, decoded one at a time. The fronts' credits limit their bytes."""
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[bytes, wire.Request]] = deque()  # with the peer that sent it
+        self.queue: deque[tuple[bytes, wire.Request]] = deque()  # peer, request
         self._steps: Steps | None = None  # of the first
         self._read: Read | None = None
 
@@ -303,7 +300,9 @@ class LargeBodies:
         self.queue.append((peer, request))
 
     def step(self, begin: Callable[[wire.Request], Steps]) -> Read | None:
-        """Go on with the first. Returns what it asks for once it has been read; it leaves the line by itself only if it is refused."""
+        """Decode a slice of the first body. Returns its command once it is decoded; the caller then pops it. A body that is
+        refused is popped here.
+        """
         if self._read is not None:
             return self._read
         try:

@@ -1,4 +1,4 @@
-"""What jobs ask about merges and snapshots of cold segments: from a request's bytes to a command, and the answer."""
+"""Requests and replies about merges and snapshots of cold segments."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _ttl_ms(request: wire.Request) -> int:
 
 def _checked_lease(lease: str) -> str:
     if len(lease) > LEASE_CHARACTERS_MAX:
-        raise InvalidRequest("that is no lease; send it as the plan call gave it")
+        raise InvalidRequest("lease is not valid; send the one from the reply to the plan call")
     return lease
 
 

@@ -1,4 +1,4 @@
-"""From a result to the JSON that answers it. Bytes are joined, not objects encoded, where it is done per write or read."""
+"""Encoding of replies: results to JSON. Replies to writes and reads are built from bytes, as that is faster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.priority import effective_priority
 from topics.engine.reading.render import render_records
 from topics.link import wire
-from topics.link.watch import WatchRead, page_head
+from topics.link.watch import FeedOptions, FeedPage, WatchRead, page_head
 from topics.protocols.http.unknown_fields import add_ignored, ignored_header
-from workers.codec.feed_pages import feed_page, render
 
 Rendered: TypeAlias = tuple[int, int, bytes, wire.Buffer]  # status, kind, header lines, body
 
@@ -32,7 +31,7 @@ def appended(
     sync_ms: float,
     more: bytes = b"",
 ) -> Rendered:
-    """`more`: further members of `performance`, each with its comma."""
+    """`more`: further members of `performance`, each with a leading comma."""
     first, count = result.first_seq, result.count
     last = first + count - 1
     if not with_seqs:
@@ -45,7 +44,7 @@ def appended(
         b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b,'
         b'%b"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f%b}}'
         % (
-            result.topic.encode(),  # a name that exists needs no escapes
+            result.topic.encode(),  # valid names need no escaping
             first,
             last,
             seqs,
@@ -95,14 +94,36 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
     return OK, wire.JSON, b"", body
 
 
-def watch_page(result: cmd.Page, wish: WatchRead) -> Rendered:
-    page = feed_page(result, wish.from_seq)
+def watch_page(result: cmd.Page, read: WatchRead) -> Rendered:
+    page = feed_page(result, read.from_seq)
     page.epoch = result.epoch
-    return OK, wire.FEED, page_head(page), render(result, wish.options)
+    return OK, wire.FEED, page_head(page), feed_records(result, read.options)
 
 
-def tombstone(gone: cmd.Tombstone | None) -> bytes:
-    return b"null" if gone is None else _encode(gone)
+def feed_page(page: cmd.Page, from_seq: int) -> FeedPage:
+    to_seq = page.next_from_seq
+    return FeedPage(
+        from_seq,
+        to_seq,
+        page.head_seq,
+        page.earliest_seq,
+        len(page.seqs),
+        to_seq >= page.head_seq,
+        page.tombstone,
+    )
+
+
+def feed_records(page: cmd.Page, options: FeedOptions) -> bytes:
+    return render_records(
+        page,
+        include_tags=options.include_tags,
+        include_meta=options.include_meta,
+        include_data=options.include_data,
+    )
+
+
+def tombstone(found: cmd.Tombstone | None) -> bytes:
+    return b"null" if found is None else _encode(found)
 
 
 def frame_page(result: cmd.FramePage) -> Rendered:
@@ -216,7 +237,7 @@ def config_body(config: TopicConfig) -> dict[str, object]:
 
 
 def topic_list(result: cmd.TopicList, now_ms: int) -> Rendered:
-    """Rows as (name, JSON) for the front to merge with those of other shards."""
+    """Rows as (name, JSON), which the front merges with those of other shards."""
     rows = [(state.topic, _encode(_topic_row(state, now_ms))) for state in result.topics]
     return OK, wire.INTERNAL, b"", msgspec.msgpack.encode(rows)
 
@@ -255,7 +276,7 @@ def tag_counts(result: cmd.TagCounts, next_cursor: str | None, total_ms: float) 
 
 
 def cursor_text(last: bytes | None) -> str | None:
-    """Rows after this name, as text that may be pasted into a URL; None when there are no more."""
+    """A URL-safe cursor to the rows after `last`; None: there are no more."""
     return urlsafe_b64encode(last).decode().rstrip("=") if last is not None else None
 
 
@@ -266,7 +287,7 @@ def with_cursor(body: dict[str, object], next_cursor: str | None) -> dict[str, o
 
 
 def with_ignored(kind: int, head: bytes, body: wire.Buffer, paths: list[str]) -> tuple[bytes, wire.Buffer]:
-    """Header lines and body of an answer that tells which fields of the request had no effect."""
+    """Add the ignored fields of a request to the header lines or the body of its reply."""
     if kind != wire.JSON:
         return head + ignored_header(paths), body
     return head, add_ignored(bytes(body), paths)

@@ -1,7 +1,7 @@
-"""From a request's bytes to a command: everything that needs the body is read and checked here.
+"""Decoding and validation of requests: bytes to engine commands.
 
-The order of checks is the contract's: JSON, then who may create with a config, then counts, then each record. What
-depends on the topic's state is the engine's to decide.
+Checks have the order of the HTTP contract: JSON, then the scope needed to create a topic with a config, then counts, then
+each record. Checks that depend on the topic's state are left to the engine.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from topics.protocols.http.json_text import compact_size
 
 TAG_BYTES_MAX = 256
 META_BYTES_MAX = 16 * limits.KIB
-META_KEYS_BYTES = 5 * limits.META_KEYS_MAX  # an object with more keys than that is longer: `"":0,` each
+META_KEYS_BYTES = 5 * limits.META_KEYS_MAX  # an object with more keys is longer: at least `"":0,` each
 DELETE_SEQS_MAX = 10_000
-TTL_MS_MAX = 1 << 53  # of one record; an expiry later than that is no expiry
+TTL_MS_MAX = 1 << 53  # of one record; later is never
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
-MIXED = "a write has data_base64 in all of its records, without data and meta, or in none"
+MIXED = "either all records of a write have data_base64, without data and meta, or none has"
 
 _write = BodyType(WriteBody)
 _publish = BodyType(PublishBody)
@@ -96,7 +96,7 @@ def read_write(
     check_count(len(body.records))
     encoded = _checked_key(key) if key is not None else None
     command = cmd.Append(topic, _NO_RECORDS, encoded, body.create, config)
-    # Asked above for the order of checks, and decided by the engine: the topic may be dropped in between.
+    # Checked above for the order of errors; the engine checks again, as the topic may be dropped in between.
     command.may_configure = not request.flags & wire.NO_ADMIN
     command.include_epoch = body.include_epoch or bool(request.flags & wire.WITH_EPOCH)
     if body.if_last_seq is not None or body.if_tag_last_seq is not None:
@@ -134,9 +134,9 @@ def _read_plain(topic: str, text: bytes, args: wire.Args) -> cmd.Append | None:
 
 
 def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
-    """One record a line. What a JSON body says beside its records comes in the query and in headers."""
+    """One record per line. All other parameters are in the query and headers."""
     body = request.body
-    # So many lines are too many even if half of them are blank.
+    # Too many even if half of the lines are blank.
     if RECORD_LINES.is_exceeded(body) or has_more_lines(body, 2 * limits.BATCH_RECORDS_MAX):
         raise too_many_records()
     rows: list[RecordBody] = read_body(_lines, request)
@@ -149,7 +149,7 @@ def read_lines(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append
 
 
 def read_raw(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
-    """One record, whose data is the whole body. All else comes in the query and in headers."""
+    """One record, whose data is the whole body. All other parameters are in the query and headers."""
     body = bytes(request.body)
     data = _body_as_json(body, must_parse=bool(request.flags & wire.MUST_PARSE))
     key = _checked_key(args.idempotency_key) if args.idempotency_key is not None else None
@@ -169,9 +169,9 @@ def read_raw(topic: str, request: wire.Request, args: wire.Args) -> cmd.Append:
 
 
 def _body_as_json(body: bytes, *, must_parse: bool) -> bytes | None:
-    """JSON text of a body: as it is if it is an object or an array, else as a string; None if it is not text.
+    """A body as JSON text: unchanged if it is a JSON object or array, else as a string; None if it is not text.
 
-    One that must parse may be any JSON value.
+    With `must_parse` it may be any JSON value, and must be valid.
     """
     if must_parse:
         return bytes(decode(_value.decode, body))
@@ -183,7 +183,7 @@ def _body_as_json(body: bytes, *, must_parse: bool) -> bytes | None:
         try:
             return bytes(_value.decode(body))
         except (msgspec.DecodeError, RecursionError):
-            pass  # it only looks like JSON
+            pass  # not JSON after all
     return msgspec.json.encode(text)
 
 
@@ -220,7 +220,7 @@ def _set_conditions(command: cmd.Append, body: WriteBody) -> None:
 def read_records(
     rows: list[RecordBody], body: wire.Buffer, node: str | None, traceparent: str = ""
 ) -> cmd.Records:
-    """Records as columns. A column that no record fills stays None, which keeps the common case short."""
+    """Records as columns. A column without values stays None, which keeps the common case fast."""
     count = len(rows)
     if [row.data_base64 for row in rows].count(None) < count:
         records = _base64_records(rows)
@@ -252,7 +252,7 @@ def _set_tags(records: cmd.Records, tags: list[str | None]) -> None:
 
 def _json_records(payloads: list[bytes], metas: list[bytes], text: bytes, traceparent: str) -> cmd.Records:
     records = cmd.Records(payloads)
-    _tidy(records, text)
+    _normalize(records, text)
     if metas or traceparent:
         _add_meta(records, metas or [b""] * len(payloads), traceparent)
     _check_sizes(records)
@@ -275,17 +275,17 @@ def _check_lengths(field: str, names: list[bytes | None], bytes_max: int) -> Non
             raise InvalidRequest(f"the {field} of record {i} is longer than {bytes_max} bytes")
 
 
-def _tidy(records: cmd.Records, text: bytes) -> None:
-    """Put every payload on one line, and account for what its compact form would take.
+def _normalize(records: cmd.Records, text: bytes) -> None:
+    """Put every payload on one line, and set `sizes` to the sizes of their compact forms.
 
-    Most bodies are compact as they come, which one look at the whole body tells.
+    Most bodies are compact already, which a scan of the whole body shows.
     """
     escaped = _BACKSLASH in text
     if not escaped and (_SPACE not in text and _LF not in text and _TAB not in text and _CR not in text):
         return
     payloads = records.payloads
     if _LF in text or _CR in text:
-        # A JSON string holds no raw line break, so these lie between tokens.
+        # JSON strings contain no raw line breaks, so these are between tokens.
         payloads = records.payloads = [
             payload.replace(b"\n", b" ").replace(b"\r", b" ") for payload in payloads
         ]
@@ -313,7 +313,7 @@ def _add_meta(records: cmd.Records, metas: list[bytes], traceparent: str) -> Non
 
 
 def _check_metas(metas: list[bytes], sizes: list[int]) -> bool:
-    """Tidy them, and add what each takes; returns whether all are as short as they can be."""
+    """Check and normalize metas, and add their sizes; returns whether all of them are compact."""
     plain = True
     for i, meta in enumerate(metas):
         if not meta:
@@ -337,7 +337,7 @@ def _check_metas(metas: list[bytes], sizes: list[int]) -> bool:
 
 
 def _add_trace(metas: list[bytes], sizes: list[int], traceparent: str) -> None:
-    """One more key in each meta: not in one that has it, is no object or has no room. A trace makes no write fail."""
+    """Add the trace to each meta, unless it has one, is not an object or has no room: a trace never fails a write."""
     member = b'"%b":"%b"' % (META_KEY.encode(), traceparent.encode())
     alone = b"{%b}" % member
     for i, meta in enumerate(metas):
@@ -408,14 +408,14 @@ def read_watch(request: wire.Request) -> WatchRead:
     try:
         return _watch_read(request.body)
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"a read for a watcher cannot be understood: {error}") from None
+        raise InvalidRequest(f"a watcher's read cannot be decoded: {error}") from None
 
 
-def watch_command(topic: str, wish: WatchRead) -> cmd.Diff:
-    options = wish.options
+def watch_command(topic: str, read: WatchRead) -> cmd.Diff:
+    options = read.options
     nodes = tuple(node.encode() for node in options.nodes)
-    command = cmd.Diff(topic, wish.from_seq, options.limit, nodes, options.max_bytes, synced=options.strong)
-    command.epoch, command.include_epoch = wish.epoch, True
+    command = cmd.Diff(topic, read.from_seq, options.limit, nodes, options.max_bytes, synced=options.strong)
+    command.epoch, command.include_epoch = read.epoch, True
     return command
 
 
@@ -436,7 +436,7 @@ def read_delete(topic: str, request: wire.Request) -> cmd.Delete:
 
 
 def tag_match(predicate: Predicate, *, subjects: bool) -> TagMatch:
-    """A predicate as it is written: a bare string, or `["tag", op, value]`."""
+    """A predicate: a string, or `["tag", op, value]`."""
     if isinstance(predicate, str):
         return TagMatch("Glob" if predicate.endswith("*") else "Eq", predicate.encode())
     ops = ("Eq", "Glob", "Subject") if subjects else ("Eq", "Glob")
@@ -482,7 +482,7 @@ def topic_config(body: ConfigBody) -> TopicConfig:
 
 
 def check_dead_letter(config: TopicConfig, args: wire.Args) -> None:
-    """A key may not point dead letters outside of its prefixes."""
+    """The dead letter topic must be within the prefixes of the API key."""
     target, prefixes = config.dead_letter, args.prefixes
     if target is not None and prefixes is not None and not target.startswith(tuple(prefixes)):
         raise Forbidden(f"this key may not use the topic {target!r}", topic=target)

@@ -1,4 +1,4 @@
-"""Requests about sink transactions, from bytes to commands, and what the engine says of them as JSON."""
+"""Requests and replies about transactions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _txn_id(topic: str, args: wire.Args) -> int:
 
 def _check_name(field: str, name: str, bytes_max: int) -> None:
     if not 0 < len(name.encode()) <= bytes_max:
-        raise InvalidRequest(f"{field} has 1 to {bytes_max} bytes")
+        raise InvalidRequest(f"{field} must have 1 to {bytes_max} bytes")
 
 
 READERS: dict[int, Reader] = {
@@ -99,7 +99,7 @@ def render(op: int, result: object, total_ms: float) -> Rendered:
         body["count"] = result.count
     if result.state == "committing":
         body["progress"] = round(result.progress, 4)
-    # Whoever asked for the commit is to ask again; to begin it again is answered all the same.
+    # 202 tells the client to repeat the commit. A repeated begin gets 200.
     return json_reply(
         body, total_ms, ACCEPTED if op == wire.TXN_COMMIT and result.state == "committing" else OK
     )

@@ -112,12 +112,12 @@ class OperationCodec:
     ) -> replies.Rendered:
         match result:
             case con.Claimed():
-                bare = is_headers_only(self._engine, result)
-                return consumer_replies.claimed(result, total_ms, headers_only=bare)
+                headers_only = is_headers_only(self._engine, result)
+                return consumer_replies.claimed(result, total_ms, headers_only=headers_only)
             case con.Settled():
                 is_synced = result.synced and self.is_synced_class(result.topic)
                 return consumer_replies.settled(result, total_ms, sync_ms if is_synced else 0.0)
-        return consumer_replies.about_consumers(result, request.op, options, total_ms)
+        return consumer_replies.render_consumer(result, request.op, options, total_ms)
 
     def is_synced_class(self, topic: str) -> bool:
         """Whether writes wait for a sync by their class. Others do so only now and then, such as when a topic is created."""

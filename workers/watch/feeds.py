@@ -25,7 +25,7 @@ from topics.engine.runtime.engine import Engine
 from topics.engine.topic.log import TopicLog
 from topics.link import wire
 from topics.link.watch import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_head
-from workers.codec.feed_pages import feed_page, render
+from workers.codec.replies import feed_page, feed_records
 from workers.peers.links import Send
 
 FEEDS_PER_FRONT_MAX = 200_000
@@ -267,7 +267,7 @@ class Feeds:
         key = (log.id if log is not None else 0, page.seqs[0], page.seqs[-1], options)
         text = self._rendered.get(key)
         if text is None:
-            text = render(page, options)
+            text = feed_records(page, options)
             self._rendered[key] = text
             if len(self._rendered) > RENDERED_MAX:
                 self._rendered.popitem(last=False)
@@ -345,7 +345,7 @@ class Feeds:
             fed.caught_up = caught_up
             from_seq = fed.to_seq
             if fed.count or fed.tombstone is not None:
-                self._push(taker, fed, render(part, taker.options))
+                self._push(taker, fed, feed_records(part, taker.options))
                 taker.unfed.append((fed.from_seq, fed.to_seq))
         group.turn = (first + len(parts)) % max(len(group.members), 1)
         group.cursor = page.next_from_seq

@@ -168,9 +168,9 @@ def state(
 
 def test_a_consumer() -> None:
     for created, status in ((True, 201), (False, 200)):
-        rendered = consumer_replies.about_consumers(state(created=created), wire.PUT_CONSUMER, 0, 1.5)
+        rendered = consumer_replies.render_consumer(state(created=created), wire.PUT_CONSUMER, 0, 1.5)
         assert body_of(rendered, "ConsumerPut", status)["created"] is created
-    body = body_of(consumer_replies.about_consumers(state(), wire.GET_CONSUMER, 0, 1.5), "Consumer")
+    body = body_of(consumer_replies.render_consumer(state(), wire.GET_CONSUMER, 0, 1.5), "Consumer")
     assert "created" not in body
     assert (body["next_seq"], body["ack_floor"], body["lag_records"]) == (5, 3, 6)
     assert body["paused_until_ts"] is None
@@ -191,7 +191,7 @@ def test_a_consumer() -> None:
     ],
 )
 def test_the_config_of_a_consumer(config: ConsumerConfig, shown: dict[str, Any]) -> None:
-    rendered = consumer_replies.about_consumers(state(config=config), wire.GET_CONSUMER, 0, 1.5)
+    rendered = consumer_replies.render_consumer(state(config=config), wire.GET_CONSUMER, 0, 1.5)
     body = body_of(rendered, "Consumer")["config"]
     assert {name: body[name] for name in shown} == shown
     assert set(body) == {*ConsumerConfig.__struct_fields__} - {"deliver_value"}
@@ -208,10 +208,10 @@ def test_a_list_has_a_cursor_when_there_is_more() -> None:
 
 def test_dropped_and_reset() -> None:
     dropped = con.ConsumerDropped("t", "c", False)
-    body = body_of(consumer_replies.about_consumers(dropped, wire.DROP_CONSUMER, 0, 1.5), "ConsumerDeleted")
+    body = body_of(consumer_replies.render_consumer(dropped, wire.DROP_CONSUMER, 0, 1.5), "ConsumerDeleted")
     assert body == {"topic": "t", "consumer": "c", "deleted": False}
     reset = con.ConsumerReset(state(), True, 5, 1, 3, 0)
-    body = body_of(consumer_replies.about_consumers(reset, wire.RESET_CONSUMER, 0, 1.5), "ConsumerReset")
+    body = body_of(consumer_replies.render_consumer(reset, wire.RESET_CONSUMER, 0, 1.5), "ConsumerReset")
     assert body == {
         "topic": "t", "consumer": "c", "dry_run": True, "from_seq": 5, "to_seq": 1, "redelivers": 3, "skips": 0,
     }  # fmt: skip

@@ -15,7 +15,7 @@ from tests.support.shard_rig import error_of
 from tests.support.watch_rig import FeedRig, Page
 from topics.link import wire
 from topics.link.watch import PAGES_AHEAD, FeedOptions, WatchRead, encode
-from workers.codec import feed_pages
+from workers.codec import replies
 from workers.shard import flow_control
 from workers.watch import feeds
 from workers.watch.feeds import FEEDS_PER_FRONT_MAX
@@ -225,13 +225,13 @@ def test_a_page_is_rendered_once_for_two_fronts(monkeypatch: pytest.MonkeyPatch)
     keys = [rig.follow(peer=b"front-%d" % i) for i in range(3)]
     other = rig.follow(options=FeedOptions(include_meta=False), peer=b"front-0")
     calls: list[bool] = []
-    real = feed_pages.render_records
+    real = replies.render_records
 
     def counted(page: object, **options: bool) -> bytes:
         calls.append(options["include_meta"])
         return real(page, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(feed_pages, "render_records", counted)
+    monkeypatch.setattr(replies, "render_records", counted)
     rig.write(3)
     assert sorted(calls) == [False, True]
     assert [seqs(rig.pages(key)) for key in [*keys, other]] == [[1, 2, 3]] * 4
