@@ -1,1 +1,1 @@
-"""One shard as a whole: group commit and background work around the state machine."""
+"""The engine of one shard: group commit and background work around the state machine."""

@@ -1,5 +1,7 @@
-"""Work between turns, in slices. Each lane has one task at a time: checkpoints, erases and removals; the cold tier; segments
-that are written again without their dead; one lane for each transaction. So none ever waits for the other's disk.
+"""Background work between turns, in slices.
+
+Each lane runs one task at a time: the main lane checkpoints, erases and file removals; one for the cold tier; one for
+compaction; one per transaction. So none of them waits for the disk access of another.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from topics.engine.upkeep.compaction import Compactor
 from topics.engine.upkeep.erase import erase_steps
 
 SLICES_PER_TURN = 64
-SLICE_MS = 1  # by a clock of whole milliseconds: a slice takes between one and two
+SLICE_MS = 1  # the clock has whole milliseconds, so a slice takes one to two
 
 
 class Background(GroupCommit):
@@ -30,13 +32,13 @@ class Background(GroupCommit):
         )
         self.compactor = Compactor(disk, self.shard, self.reader, self.checkpointer, config)
         self.shard.cold = self.cold = ColdReads(cold, self.reader.cold_blocks, self._submit)
-        self._task_kind = ""  # of the task at hand, or of the last one while others wait
+        self._task_kind = ""  # of the current task of the main lane, or of the last one while others wait
         self._checkpoint_wanted = False
         self._transactions_stopped = False
         self._cold_stopped = False
 
     def checkpoint(self) -> None:
-        """Begin a checkpoint with the next turn."""
+        """Start a checkpoint with the next turn."""
         self._checkpoint_wanted = True
 
     def _next_task(self) -> Steps | None:
@@ -46,11 +48,11 @@ class Background(GroupCommit):
         gone = self._removable()
         if gone:
             self._task_kind = "removal"
-            shard.gone = [log for log in shard.gone if log not in gone]
+            shard.dropped_topics = [log for log in shard.dropped_topics if log not in gone]
             return self.checkpointer.remove_topics(gone)
         ready = self._ready_erases()
-        # A checkpoint waits for one erase at most, or clients that erase all the time would let the log grow for ever.
-        # The last one of all comes after every erase.
+        # A checkpoint waits for one erase at most, else constant erases would let the log grow forever. Only the final
+        # checkpoint at shutdown waits for all of them.
         if ready and not (
             self._checkpoint_wanted and self._task_kind == "erase" and not self.checkpointer.closing
         ):
@@ -73,12 +75,12 @@ class Background(GroupCommit):
         return None
 
     def _removable(self) -> list[TopicLog]:
-        """Dropped topics, but for those that somebody is writing a file for."""
+        """Dropped topics, except those with a transaction file being written."""
         at_work = {txn.log.id for txn, lane in self._transaction_lanes.items() if lane.blocked}
-        return [log for log in self.shard.gone if log.id not in at_work]
+        return [log for log in self.shard.dropped_topics if log.id not in at_work]
 
     def _ready_erases(self) -> list[EraseRequest]:
-        """One that somebody waits for is tried at once, to be answered; one that was put off waits for space."""
+        """Erases that can run now. One with a waiting client runs at once; one that was deferred waits for disk space."""
         full = self._full_retry_ms is not None
         return [
             request
@@ -92,12 +94,12 @@ class Background(GroupCommit):
         return bool(
             self._main_lane.task is not None
             or self._checkpoint_wanted
-            or (shard.gone and self._removable())
+            or (shard.dropped_topics and self._removable())
             or self._ready_erases()
         )
 
     def _run_background(self) -> None:
-        """Run slices of the task at hand until a slice of time is used up, it blocks, or it ends."""
+        """Run steps of the main lane until SLICE_MS is used up or the task blocks."""
         began_ms = self.clock.mono_ms
         for _ in range(SLICES_PER_TURN):
             if self._main_lane.task is None:
@@ -114,7 +116,7 @@ class Background(GroupCommit):
                 return
 
     def _run_cold(self) -> None:
-        """The same for the cold tier, whose work is in the store: a few steps a turn."""
+        """Run steps of the cold tier's lane; its actual work is done by the store."""
         self.cold.pass_time(self.clock.mono_ms)
         self.merge_service.send_progress()
         lane = self._cold_lane
@@ -129,7 +131,7 @@ class Background(GroupCommit):
             self._step(lane, None, None)
 
     def _run_transactions(self) -> None:
-        """One step a turn for each transaction with work to do: requests come in between."""
+        """Run one step per turn for each transaction with work, so that requests are handled in between."""
         shard = self.shard
         if self._transactions_stopped or shard.read_only is not None:
             return
@@ -144,10 +146,10 @@ class Background(GroupCommit):
                     self._commit()
             if lane.task is None and not lane.blocked:
                 del self._transaction_lanes[txn]
-        shard.process_transaction_timers()  # last: what is known at once is answered, also to those who do not wait
+        shard.process_transaction_timers()  # last: a commit that is done by now is answered even without a wait
 
     def _run_compaction(self) -> None:
-        """The same for segments that are written again."""
+        """Run steps of the compaction lane until SLICE_MS is used up or the task blocks."""
         lane, compactor, began_ms = self._compaction_lane, self.compactor, self.clock.mono_ms
         for _ in range(SLICES_PER_TURN):
             if lane.task is None:
@@ -164,7 +166,7 @@ class Background(GroupCommit):
                 return
 
     def _step(self, lane: Lane, value: object, error: BaseException | None) -> None:
-        task, lane.task, lane.until = lane.task, None, None  # while it runs nobody can close it
+        task, lane.task, lane.until = lane.task, None, None  # so that it cannot be closed while it runs
         assert task is not None
         try:
             wanted = task.throw(error) if error is not None else task.send(value)
@@ -174,7 +176,7 @@ class Background(GroupCommit):
             self._failed(lane, failure)
             return
         lane.task = task
-        if self.shard.read_only is not None:  # since it ran
+        if self.shard.read_only is not None:  # the step made it read-only
             lane.close()
             return
         if isinstance(wanted, Blocking):
@@ -209,7 +211,7 @@ class Background(GroupCommit):
             raise error
         self._step(lane, value, error)
 
-    # -- when it is due ------------------------------------------------------------------------------------
+    # -- when work is due ----------------------------------------------------------------------------------
 
     def _cold_times(self) -> list[int]:
         times = [self.cold.due_ms] if self.cold.due_ms is not None else []
@@ -224,7 +226,7 @@ class Background(GroupCommit):
         return times
 
     def _merge_times(self) -> list[int]:
-        """When a commit's client must hear that it goes on, and when time ends what is kept for jobs and readers."""
+        """When a merge commit's wait ends, and when plans or retired segments expire."""
         merge_service, clock = self.merge_service, self.clock
         times = [merge_service.next_progress_ms] if merge_service.next_progress_ms is not None else []
         due_ms = merge_service.next_due_ms()
@@ -251,11 +253,13 @@ class Background(GroupCommit):
         wake_ms = self.compactor.pace.wake_ms
         return [wake_ms] if wake_ms is not None else []
 
-    # -- end -----------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------
 
     def stop_cold(self) -> None:
-        """Give up what is at work in the cold tier: its jobs are not waited for, and what they find is not looked at.
-        What is being written again is given up as well, and what transactions append put off, with the next piece of it."""
+        """Abandon cold tier work: its jobs are not waited for, and their results are ignored.
+
+        Compaction stops as well, and decided commits pause after their current slice.
+        """
         if self._cold_stopped:
             return
         self._cold_stopped = self.compactor.stopped = True
@@ -265,7 +269,7 @@ class Background(GroupCommit):
         self._cold_lane.close()
 
     def stop_transactions(self) -> None:
-        """What is decided goes on after the next start."""
+        """Stop transaction tasks; decided commits continue after the next start."""
         self._transactions_stopped = True
         for lane in self._transaction_lanes.values():
             lane.close()

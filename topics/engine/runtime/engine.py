@@ -1,12 +1,12 @@
-"""One shard as a whole: state machine, log, checkpoints, behind one call a turn.
+"""The engine of one shard: state machine, log, checkpoints and background work behind one call per turn.
 
-    outcome = engine.turn(requests)      stage → write one envelope → publish and answer what may be
-    job.run()                            the shell, on another thread: what blocks (syncs, zero-filling, sealing, cold reads)
+    outcome = engine.turn(requests)      stage → write one envelope → publish and answer what needs no sync
+    job.run()                            by the caller, on another thread: blocking work (syncs, zero-filling, sealing, cold reads)
     outcome = engine.finish(job, error)  its result, good or bad, is just another event
 
-A reply that promises durability stays inside until the job that backs it is reported done: the shell cannot ack
-early (`group_commit.py`). The clock is read once a turn, so a batch agrees on "now". Background work runs in slices between
-turns (`background.py`).
+A reply that promises durability is held back until the job that makes it durable is reported done, so the caller cannot
+acknowledge too early (`group_commit.py`). The clock is read once per turn, so a batch has one "now". Background work runs in
+slices between turns (`background.py`).
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from topics.engine.upkeep.recovery_report import RecoveryReport
 CHECKPOINT_CHECK_MS = 5000
 COLD_KINDS = frozenset(
     (READ_KIND, COLD_IO_KIND)
-)  # jobs that may take as long as they like, and are not waited for at the end
-TRUST_MS = 60_000  # what was read and proved right is believed for so long: disks rot while they run
+)  # jobs that may take any time; a shutdown does not wait for them
+TRUST_MS = 60_000  # how long verified data is trusted: disks may corrupt data at any time
 
 Request: TypeAlias = tuple[object, Command]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Blocking disk work. Run it off the loop, then report it to `finish`."""
+    """Blocking work. The caller runs it off the loop, then reports it to `finish`."""
 
     kind: str
     work: Callable[[], object]
     done: Callable[[object, BaseException | None], None]
     value: object = None
-    held_ms: int = 0  # how long a sync was put off for more to come
+    held_ms: int = 0  # how long a sync was delayed to cover more writes
 
     def run(self) -> None:
         self.value = self.work()
@@ -52,29 +52,29 @@ class Job:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the shell does after a turn."""
+    """What the caller has to do after a turn."""
 
     replies: list[tuple[object, object]] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
-    wake_at_ms: int | None = None  # on the monotonic clock: the next turn comes no later than this
+    wake_at_ms: int | None = None  # on the monotonic clock: when the next turn must be at the latest
 
 
 class Engine(Background):
     def __init__(
         self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None
     ) -> None:
-        """`cold`: where old segments go; without it they stay."""
+        """`cold`: the store for old segments; without it they stay on the disk."""
         super().__init__(disk, clock, config, cold)
         self.report = RecoveryReport()
         self._jobs: list[Job] = []
-        self._outstanding = 0  # jobs that the shell has and has not reported
+        self._outstanding = 0  # jobs handed out and not reported yet, except cold ones
         self._checkpoint_check_ms = 0
         self._trust_until_ms = 0
         self.closed = False
 
     @classmethod
     def open(cls, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None) -> Engine:
-        """Recover a shard, or begin a new one."""
+        """Recover a shard, or create a new one."""
         engine = cls(disk, clock, config, cold)
         for _ in engine.recover_steps():
             pass
@@ -106,13 +106,13 @@ class Engine(Background):
         if self.shard.read_only is None:
             self._request_spare()
 
-    # -- the turn ------------------------------------------------------------------------------------------
+    # -- turns ---------------------------------------------------------------------------------------------
 
     def turn(self, requests: Sequence[Request]) -> Outcome:
         if self.closed:
             raise RuntimeError("the engine is closed")
         shard = self.shard
-        self.reader.cold_blocks.trim()  # whoever waited for blocks has looked at them by now, also after the last turn
+        self.reader.cold_blocks.trim()  # reads that waited for cold blocks have used them in the last turn
         self._begin_group()
         shard.begin_turn(self.clock.read(), busy=bool(requests or shard.long or shard.upkeep))
         if self.clock.mono_ms >= self._trust_until_ms:
@@ -138,11 +138,11 @@ class Engine(Background):
 
     @property
     def has_jobs(self) -> bool:
-        """Whether something was begun since the last turn, from outside: only a turn hands it out."""
+        """Whether jobs were submitted since the last turn; only a turn hands them out."""
         return bool(self._jobs)
 
     def finish(self, job: Job, error: BaseException | None = None) -> Outcome:
-        """A job has ended."""
+        """Report that a job has ended."""
         if job.kind not in COLD_KINDS:
             self._outstanding -= 1
         elif self._cold_stopped:
@@ -181,12 +181,12 @@ class Engine(Background):
 
     def _retry_when_full(self) -> None:
         self._full_retry_ms = None
-        # It may free log files.
+        # A checkpoint may free log files.
         self._checkpoint_wanted = bool(self.shard.touched) or self.checkpointer.would_free_space()
         released = self.reserve.for_checkpoint
         is_free = self._checkpoint_wanted and not self._spare_running
         if released and is_free and self.checkpointer.fits_in(released):
-            # For the checkpoint alone: a spare that is being made would take it.
+            # Only for the checkpoint: a spare log file being created would use up the space.
             self.reserve.release(released)
             self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
         else:
@@ -202,8 +202,10 @@ class Engine(Background):
         self._jobs.append(Job(kind, work, done, held_ms=held_ms))
 
     def _check_checkpoint_due(self) -> None:
-        """Whether a checkpoint is due: now and then, but at once when much was written. One that failed for want of space waits
-        for its retry."""
+        """Request a checkpoint if one is due: periodically, or at once if the log is long.
+
+        After a failure for lack of space it waits for the retry.
+        """
         is_running = self._main_lane.task is not None and self._task_kind == "checkpoint"
         is_long = self.checkpointer.log_share * limits.LOG_CHECKPOINT_PARTS >= 1
         is_due = is_long and self._full_retry_ms is None
@@ -214,7 +216,7 @@ class Engine(Background):
             self._checkpoint_wanted = True
 
     def _wake_at_ms(self) -> int | None:
-        """The earliest moment at which something is due without a request."""
+        """The earliest time at which something is due without a request."""
         times: list[int] = []
         if self.shard.waiter_heap:
             times.append(self.shard.waiter_heap[0][0])
@@ -224,7 +226,7 @@ class Engine(Background):
         if deliver_at_ms is not None:
             times.append(deliver_at_ms)
         if self.shard.read_only is not None:
-            return min(times, default=None)  # nothing is handed out, synced, written or tried again any more
+            return min(times, default=None)  # read-only: no claims, syncs, background work or retries
         claims_due_ms = self.shard.claims_due_ms
         if claims_due_ms is not None:
             times.append(claims_due_ms)
@@ -247,10 +249,10 @@ class Engine(Background):
         times += self._compaction_times()
         return min(times, default=None)
 
-    # -- end -----------------------------------------------------------------------------------------------
+    # -- shutdown ------------------------------------------------------------------------------------------
 
     def close(self) -> Outcome:
-        """Clean shutdown: commit, sync, checkpoint, snapshot. Runs its own jobs; those handed out come first."""
+        """Clean shutdown: commit, sync, checkpoint. Runs its own jobs; jobs handed out before must be finished first."""
         if self.closed:
             return Outcome()
         self.stop_cold()
@@ -266,7 +268,7 @@ class Engine(Background):
                 self.shard.ready.append((long.token, error))
             self.shard.end_pruning()
             self._drain(self.turn([]), total)
-            # Those who wait for a topic go on when it is tended, perhaps as long commands.
+            # Requests that wait for a topic's upkeep resume when that is done, perhaps as long commands.
             if not (self.shard.upkeep or self.shard.long or self.shard.pruning):
                 break
         self._compaction_lane.close()

@@ -1,7 +1,7 @@
-"""What is staged goes to the log: one envelope a group, a sync for what promised one, then it is published and answered.
+"""Group commit: writes the staged group as one log envelope, syncs if required, then publishes its ops and sends replies.
 
-An op that needs no sync is visible as soon as its group is written. Any other is parked until the log is synced up to its group,
-and so is what comes after it in its topic. A failed write or sync is final: `_latch`.
+An op that needs no sync is published as soon as its group is written. Any other is parked until the log is synced up to its
+group, and so are later ops of the same topic. A failed write or sync is final: `_fail_shard`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, Wa
 from topics.engine.topic.log import Op
 from topics.engine.upkeep.checkpoint import Checkpointer
 
-START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment behind it
+START_ENVELOPE_BYTES = 512  # a file's first envelope and the alignment after it
 FULL_RETRY_MS = 1000
 SPACE_CHECK_MS = 1000
 
@@ -56,19 +56,19 @@ class GroupCommit(ABC):
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
         self.merge_service = MergeService(disk, cold, self.shard, self.reader, self.checkpointer, config)
         self.shard.merge = self.merge_service.handle
-        self._parked: dict[int, list[Op]] = {}  # lsn → ops that become visible when it is synced
-        self._parked_since_ms = 0  # the oldest of them that no sync has begun for
+        self._parked: dict[int, list[Op]] = {}  # lsn → ops to publish once the log is synced up to it
+        self._parked_since_ms = 0  # since when the oldest of them waits for a sync to start
         self._sync_running = False
         self._spare_running = False
         self._unsynced_since_ms: int | None = None
         self._full_retry_ms: int | None = None
         self._space_check_ms = 0
-        self.free_bytes = -1  # on the disk, at the last look; -1: there was none
-        # Tasks wait for syncs, and end when the log has failed.
+        self.free_bytes = -1  # free disk space at the last check; -1: not checked
+        # Background tasks: they wait for syncs, and end when the log fails.
         self._main_lane = Lane()
-        self._cold_lane = Lane()  # for the cold tier
-        self._compaction_lane = Lane()  # for the reclaimer
-        self._transaction_lanes: dict[Transaction, Lane] = {}  # transactions that are worked on
+        self._cold_lane = Lane()
+        self._compaction_lane = Lane()
+        self._transaction_lanes: dict[Transaction, Lane] = {}
 
     @abstractmethod
     def _submit(
@@ -78,7 +78,7 @@ class GroupCommit(ABC):
         done: Callable[[object, BaseException | None], None],
         held_ms: int = 0,
     ) -> None:
-        """Have it run off the loop; `done` hears of its end in a turn."""
+        """Run `work` off the loop; `done` is called with its result in a later turn."""
 
     @property
     def _lanes(self) -> list[Lane]:
@@ -98,8 +98,9 @@ class GroupCommit(ABC):
         self.shard.begin_group(active.number, active.position + ENVELOPE_BYTES, room - ENVELOPE_BYTES - 8)
 
     def prepare_room(self, command: Append) -> bool:
-        """Whether a large write may come now: it fits a log file that is there, or waiting would not help. If not, a file
-        for it is being made off the loop; ask again when a job has ended.
+        """Whether a large write may be handled now: it fits an existing log file, or waiting would not help.
+
+        If not, a large enough file is created off the loop; call again when a job has ended.
         """
         shard, records = self.shard, command.records
         size = frame_bytes_at_most(
@@ -108,11 +109,11 @@ class GroupCommit(ABC):
         is_stuck = shard.disk_full or shard.low_space or shard.read_only is not None
         if shard.frame_bytes + size <= shard.room_bytes or is_stuck:
             return True
-        self._request_spare(_file_bytes(size) + limits.MIB)  # other writes may come first
+        self._request_spare(_file_bytes(size) + limits.MIB)  # some extra: other writes may come first
         return False
 
     def _make_room(self, size: int) -> bool:
-        """A group of `size` bytes must fit one file. Make a spare for it; the commit then moves the group there."""
+        """Create a spare log file that fits a group of `size` bytes; the commit then moves the group there."""
         if self.shard.read_only is not None:
             return False
         try:
@@ -126,12 +127,12 @@ class GroupCommit(ABC):
         unused, self.wal.spare = self.wal.spare, file
         self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
         if unused is not None:
-            with suppress(OSError):  # nothing is in it; the next start removes it
+            with suppress(OSError):  # it is empty; the next start removes it
                 self.checkpointer.remove_log_file(unused)
         return True
 
     def _commit(self) -> None:
-        """Write what is staged as one envelope; publish what needs no sync, park the rest."""
+        """Write the staged group as one envelope; publish ops that need no sync, park the others."""
         shard = self.shard
         if not shard.frames and not shard.ops:
             return
@@ -159,7 +160,7 @@ class GroupCommit(ABC):
                 gate = lsn or self.wal.last_lsn
                 log.gate_lsn = max(log.gate_lsn, gate)
             elif log.gate_lsn > self.wal.synced_lsn and log.pending > 1:
-                pass  # not safe before the topic's earlier changes are
+                pass  # waits for the topic's earlier ops
             else:
                 self.shard.publish(op)
                 continue
@@ -184,7 +185,7 @@ class GroupCommit(ABC):
     def _rotate(self) -> None:
         wal = self.wal
         file = wal.spare
-        assert file is not None, "room was promised"
+        assert file is not None, "log space was reserved"
         wal.spare = None
         wal.begin_file(file, self.clock.now_ms)
         self.reader.wal_handles[file.number] = file.handle
@@ -195,9 +196,9 @@ class GroupCommit(ABC):
     # -- spare files and a full disk -----------------------------------------------------------------------
 
     def _request_spare(self, capacity: int = 0) -> None:
-        """Zero-fill the next log file ahead of need, off the loop; the reserve first, if it is not whole.
+        """Create and zero-fill the next log file ahead of time, off the loop; refill the disk reserve first.
 
-        `capacity`: bytes that it has to have at least; a smaller spare is replaced.
+        `capacity`: its minimum size in bytes; a smaller spare is replaced.
         """
         has_spare = self.wal.spare is not None and self.wal.spare.capacity >= capacity
         has_all = has_spare and self.reserve.is_whole
@@ -217,14 +218,14 @@ class GroupCommit(ABC):
         self._spare_running = False
         if error is None:
             if not isinstance(file, WalFile):
-                self._request_spare()  # only the reserve was filled, and the spare may have been used meanwhile
+                self._request_spare()  # only the reserve was filled; the spare may have been used since
             elif file.number > self.wal.active.number and (
                 self.wal.spare is None or self.wal.spare.capacity < file.capacity
             ):
                 unused, self.wal.spare = self.wal.spare, file
                 if unused is not None:
                     self.checkpointer.remove_log_file(unused)
-            else:  # one was made on the spot meanwhile, and the log goes by ascending numbers
+            else:  # a newer file was created synchronously since, and log files must have ascending numbers
                 self.checkpointer.remove_log_file(file)
                 self._request_spare()
             self.shard.disk_full = False
@@ -235,19 +236,22 @@ class GroupCommit(ABC):
             self._fail_shard(f"a log file could not be created: {error}")
 
     def _note_full(self, error: BaseException) -> None:
-        """Without a spare appends wait; deletes go on in the file that is open. A look each second ends it."""
+        """The disk is full: without a spare log file appends are refused, deletes still use the active file.
+
+        Retried every FULL_RETRY_MS.
+        """
         self.shard.disk_full = self.wal.spare is None
         counter = "disk_full" if is_full(error) else "out_of_resources"
         self.counters[counter] = self.counters.get(counter, 0) + 1
         self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
 
     def _check_free_space(self) -> None:
-        """Appends are refused before there is no space at all: then nothing would be left for deletes and checkpoints."""
+        """Refuse appends when free space is below min_free_bytes, which leaves space for deletes and checkpoints."""
         self._space_check_ms = self.clock.mono_ms + SPACE_CHECK_MS
         try:
             free = self._disk.free_bytes()
         except OSError:
-            return  # whoever writes will hear of it
+            return  # the next write will report it
         self.free_bytes = free
         low = free < self.config.min_free_bytes
         if low and not self.shard.low_space:
@@ -257,7 +261,7 @@ class GroupCommit(ABC):
     # -- sync ----------------------------------------------------------------------------------------------
 
     def _schedule_sync(self) -> None:
-        """A durable reply syncs at once; the batch that gathers meanwhile is the next group."""
+        """Start a sync if replies wait for one; writes that arrive while it runs are covered by the next."""
         if self._sync_running or self.shard.read_only is not None or self.wal.last_lsn == self.wal.synced_lsn:
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
@@ -276,7 +280,7 @@ class GroupCommit(ABC):
                 disk.sync(file.handle)
             return lsn
 
-        self._parked_since_ms = now_ms  # for what is parked from here on
+        self._parked_since_ms = now_ms  # for ops parked from now on
         self._submit("sync", sync, self._synced, held_ms)
 
     def _synced(self, lsn: object, error: BaseException | None) -> None:
@@ -306,10 +310,10 @@ class GroupCommit(ABC):
     # -- failure -------------------------------------------------------------------------------------------
 
     def _fail_shard(self, reason: str, *, log_failed: bool = False, group_may_survive: bool = False) -> None:
-        """A failed write or sync is final: discard what was staged, answer those who waited, serve reads.
+        """Make the shard read-only after a failed write or sync: discard staged state and answer waiting requests.
 
-        What is in the log, or was on its way there (`group_in_reach`), may be back after a restart: its outcome is
-        unknown. What was only staged is refused, and certainly not there.
+        Changes that were written to the log, or perhaps were (`group_may_survive`), may reappear after a restart: their
+        outcome is unknown. Changes that were only staged are refused; they have no effect.
         """
         shard = self.shard
         if shard.read_only is not None:
@@ -328,7 +332,7 @@ class GroupCommit(ABC):
         shard.erase_requests = []
         shard.fail_transactions(reason)
         for lane in self._lanes:
-            if not lane.blocked:  # else when its job has come back: another thread is in the middle of it
+            if not lane.blocked:  # else when its job ends, which is running on another thread
                 lane.close()
         self.merge_service.refuse(ShardReadOnly(reason, unknown=True))
         topics, size = len(shard.staged), shard.bytes_live
@@ -339,7 +343,7 @@ class GroupCommit(ABC):
             self.checkpointer.write_latch_file()
         for op in logged + staged:
             if op.command is not None and not isinstance(op.command, Change):
-                shard.handle(op.token, op.command)  # a read: answered from what is published
+                shard.handle(op.token, op.command)  # a read: answered from published state
         for long in shard.long.end():
             if isinstance(long.command, Change):
                 shard.ready.append((long.token, ShardReadOnly(reason, unknown=True)))
@@ -353,12 +357,12 @@ class GroupCommit(ABC):
             elif isinstance(op.result, Conflict):
                 self.shard.ready.append((op.token, ShardReadOnly(error.reason)))  # refused in any case
             elif isinstance(op.command, Change):
-                # It has changed nothing, but its answer rested on a change that may or may not be there later.
+                # It has changed nothing, but its reply depends on a change with an unknown outcome.
                 self.shard.ready.append((op.token, ShardReadOnly(error.reason, unknown=True)))
             elif op.token is not None and op.command is None:
                 self.shard.ready.append((op.token, error))
 
 
 def _file_bytes(size: int) -> int:
-    """The capacity of a log file that begins with a group of this size."""
+    """The capacity of a log file that fits a group of this size."""
     return size + FILE_HEADER_BYTES + START_ENVELOPE_BYTES + ENVELOPE_BYTES + 8

@@ -426,7 +426,7 @@ class Writes(Staging):
         log.stage_delete(ranges, op)
 
     def _evict(self, log: TopicLog, config: TopicConfig, op: Op, written: int = 0) -> None:
-        """Evict records beyond a cap, in the log entry of the write that exceeded it.
+        """Evict records beyond a cap, in the envelope of the write that exceeded it.
 
         At least twice as many records as were written are removed at once, so a steady writer never gets ahead of eviction.
         The rest are below the floor already, and requests to the topic wait until they are removed.

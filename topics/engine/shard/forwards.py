@@ -2,7 +2,7 @@
 
     source                                dest
     copies_after ─────────────────────▶   TakeCopies: records above the mark of this forward and source are appended,
-                                          together with the new mark, in one log entry
+                                          together with the new mark, in one envelope
     the next batch ◀───────────────────   mark
 
 The source keeps no state about batches in transit: after a restart it asks the dest for its mark. A dest accepts only a batch
@@ -197,7 +197,7 @@ class Forwards(DeadLetters):
         """
         for outflow in self.outflows.values():
             outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in self.by_id}
-        told: list[bytes] = []
+        epoch_frames: list[bytes] = []
         for log in list(self.by_id.values()):
             if self.outflows:
                 self._attach_outflows(log)
@@ -207,10 +207,10 @@ class Forwards(DeadLetters):
                 base = head_of(log)
                 add_epoch(log.epochs, base)
                 self.touched[log.id] = log
-                told.append(frames.encode_control(frames.EPOCH, log.id, self.now_ms, base))
+                epoch_frames.append(frames.encode_control(frames.EPOCH, log.id, self.now_ms, base))
             if log.outflows and self._may_have_copies(log):
                 self.copies_due[log.id] = log
-        return told
+        return epoch_frames
 
     def copies_after(
         self, log: TopicLog, forward: fwd.Forward, after: int, count: int, max_bytes: int
@@ -363,7 +363,7 @@ class Forwards(DeadLetters):
             )
         self.reserve((1 + len(ending)) * CONTROL_BYTES)
         super()._drop_topic(token, command)
-        # In the same log entry: they must not apply to a new topic of this name.
+        # In the same envelope: they must not apply to a new topic of this name.
         ended = {uid for uid, _ in ending}
         for uid in log.outflows:
             if uid in ended:
@@ -461,7 +461,7 @@ class Forwards(DeadLetters):
         return max(0, min(last, upto) - max(first, mark + 1) + 1)
 
     def _stage_copies(self, log: TopicLog, runs: list[CopyRun], lost: int) -> Op | None:
-        """Stage the copies; returns the last append. The reply can wait for that, as the mark is in the same log entry."""
+        """Stage the copies; returns the last append. The reply can wait for that, as the mark is in the same envelope."""
         config = log.config
         writes = [(run.records(), run.sizes) for run in runs if run.seqs]
         total = sum(sum(sizes) for _, sizes in writes)

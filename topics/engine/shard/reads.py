@@ -27,9 +27,9 @@ from topics.engine.storage.segments import BLOCK_BYTES
 from topics.engine.topic.log import Loss, Op, Range, TopicLog
 from topics.engine.topic.tags import scan
 
-WAKE_AGAIN_MS = 50  # retry interval for an expired long poll whose reply cannot be sent yet
+SEND_RETRY_MS = 50  # retry interval for an expired long poll whose reply cannot be sent yet
 WAKE_COST = 4096  # delivery cost of a long poll that is answered, in addition to its records
-LOOK_COST = 2048  # delivery cost of one that is checked and keeps waiting
+CHECK_COST = 2048  # delivery cost of one that is checked and keeps waiting
 ROWS_PER_SLICE = 512  # rows scanned at a time when the tag index did not give a live record
 WAITERS_DONE_MAX = 64  # answered waiters always tolerated in the heap
 
@@ -140,7 +140,7 @@ class Queries(Staging):
                 waiter.log.waiters.remove(waiter)
                 room -= self.serve_waiter(waiter, is_last=True)
             else:
-                self._push_waiter(waiter, self.clock.mono_ms + WAKE_AGAIN_MS)
+                self._push_waiter(waiter, self.clock.mono_ms + SEND_RETRY_MS)
 
     def serve_waiter(self, waiter: Waiter, *, is_last: bool = False) -> int:
         """Answer a parked read if there is something new for it, or it `is_last`; returns the delivery cost in bytes."""
@@ -151,7 +151,7 @@ class Queries(Staging):
                 page = self._read_page(log, waiter.command)
                 if not is_last and self._has_no_news(page, waiter.head):
                     log.waiters.append(waiter)
-                    return LOOK_COST
+                    return CHECK_COST
                 size = page.size
                 if type(page) is cmd.Page and page.seqs and log.needs_no_upkeep:
                     self._close_waiter(waiter)

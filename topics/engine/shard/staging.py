@@ -1,4 +1,4 @@
-"""The staged group: frames for the next log entry, ops to publish once it is written, replies to send.
+"""The staged group: frames for the next log envelope, ops to publish once it is written, replies to send.
 
 Shared by all command handlers: finding topics, loading and expiring them, reserving log space, publishing. The commands
 themselves are in appends.py, reads.py and the modules built on them.
@@ -139,7 +139,7 @@ class Staging:
         self._waiter_count = 0
         self._waiting = 0  # unanswered waiters
         self.erase_requests: list[EraseRequest] = []
-        self.gone: list[TopicLog] = []  # dropped topics whose files are not removed yet
+        self.dropped_topics: list[TopicLog] = []  # dropped topics whose files are not removed yet
         self.loader: Callable[[TopicLog], None] = lambda log: None
         # Loads a topic in steps; None during recovery: topics are loaded at once.
         self.load_steps: Callable[[TopicLog], Work] | None = None
@@ -407,7 +407,7 @@ class Staging:
             self.touched.pop(log.id, None)
             self.trimming.pop(log.id, None)
             self.ram_bytes -= log.ram_bytes
-            self.gone.append(log)
+            self.dropped_topics.append(log)
         elif self.published.get(log.name) is not log:
             if log.name in self.published:
                 self.classes_changed()

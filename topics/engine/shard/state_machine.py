@@ -1,6 +1,6 @@
 """The state machine of one shard: maps commands to handlers, which decide on staged state.
 
-`handle` never touches the log file. It leaves frames for the next log entry in `frames`, changes to publish once that entry
+`handle` never touches the log file. It leaves frames for the next envelope in `frames`, changes to publish once that
 is written or synced in `ops`, and replies that need neither in `ready`. The engine commits them.
 """
 

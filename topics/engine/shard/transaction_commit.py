@@ -1,7 +1,7 @@
 """Transaction tasks: write staged chunks, decide and carry out commits, remove the file. One task per active transaction.
 
-A commit that fits one log entry is one: its records, and the fact that the batch is committed. For a larger commit the order
-of its chunks is written to the file and synced, then the decision is logged and synced, and then the chunks are appended,
+A commit that fits one envelope is written at once: its records and its end. For a larger commit the order of its chunks is
+written to the file and synced, then the decision is logged and synced, and then the chunks are appended,
 some at a time, each time with the progress. Before the decision an error is returned to the client. After it the commit can
 only be delayed, by lack of space or by a disk that cannot be read. A chunk that has been damaged since is announced as lost.
 """
@@ -264,10 +264,10 @@ class Committing(Transactions):
 
     def _check_read(self, txn: Transaction, chosen: list[ChunkPosition], read: list[Records | None]) -> None:
         """Drop chunks that turned out to be damaged, so that they can be staged again."""
-        rotten = {placed[0] for placed, records in zip(chosen, read, strict=True) if records is None}
-        if not rotten:
+        damaged = {placed[0] for placed, records in zip(chosen, read, strict=True) if records is None}
+        if not damaged:
             return
-        keys = [key for key, (placed, _) in txn.chunks.items() if placed[0] in rotten]
+        keys = [key for key, (placed, _) in txn.chunks.items() if placed[0] in damaged]
         for key in keys:
             del txn.chunks[key]
             self.staged_chunks -= 1
@@ -276,7 +276,7 @@ class Committing(Transactions):
     # -- appending to the log ------------------------------------------------------------------------------
 
     def _append_whole(self, txn: Transaction, read: list[Records | None]) -> None:
-        """Append a small batch: all records and the end of the transaction in one log entry."""
+        """Append a small batch: all records and the end of the transaction in one envelope."""
         log = txn.log
         made = [records for records in read if records is not None]
         self.reserve(self._need(txn, made))
@@ -373,7 +373,7 @@ class Committing(Transactions):
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + 1
 
     def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int) -> None:
-        """Log the progress, in the same log entry as the records."""
+        """Log the progress, in the same envelope as the records."""
         self.bytes_reserved -= size
         count += decision.count
         size += decision.size_done
@@ -393,8 +393,8 @@ class Committing(Transactions):
     def _end_committed(
         self, txn: Transaction, first_seq: int, last_seq: int, count: int, done: int, size: int
     ) -> None:
-        """The log entry with the last records. Commit requests are answered once it is synced, in every durability class,
-        because the producer then discards the batch.
+        """End a commit, in the envelope with its last records. Commit requests are answered once that is synced, in every
+        durability class, because the producer then discards the batch.
         """
         log, known = txn.log, txn.log.transactions
         assert known is not None

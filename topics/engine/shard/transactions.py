@@ -361,7 +361,7 @@ class Transactions(Forwards):
         mono_ms = self.clock.mono_ms
         if mono_ms < self._txn_timer_ms or self.read_only is not None:
             return
-        look_ms = NEVER_MS
+        next_ms = NEVER_MS
         for txn in list(self.transactions):
             for waiter in txn.commit_waiters:
                 if waiter.is_answered:
@@ -371,17 +371,17 @@ class Transactions(Forwards):
                     state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
                     self.ready.append((waiter.token, state))
                 else:
-                    look_ms = min(look_ms, waiter.until_ms)
+                    next_ms = min(next_ms, waiter.until_ms)
             if txn.resume_ms > mono_ms:
-                look_ms = min(look_ms, txn.resume_ms)
+                next_ms = min(next_ms, txn.resume_ms)
             if txn.is_ended or not txn.is_idle:
                 continue
             if txn.expires_ms <= mono_ms and self._has_control_room():
                 self._end_transaction(txn)
                 self.counters["txn_expired"] += 1
             else:
-                look_ms = min(look_ms, max(txn.expires_ms, mono_ms + limits.TXN_RETRY_MS))
-        self._txn_timer_ms = look_ms
+                next_ms = min(next_ms, max(txn.expires_ms, mono_ms + limits.TXN_RETRY_MS))
+        self._txn_timer_ms = next_ms
 
     # -- start, erase, failure -----------------------------------------------------------------------------
 

@@ -529,17 +529,17 @@ class Consumer:
         else:
             self.undelivered -= self.count_matching(rows, first, stop)
 
-    def note_removed_many(self, rows: Rows, going: list[int]) -> None:
+    def note_removed_many(self, rows: Rows, removed: list[int]) -> None:
         """These records, ascending, are being removed."""
         if not self.undelivered:
             return
-        low, high = bisect_left(going, self.cursor), bisect_left(going, self.counted_to)
+        low, high = bisect_left(removed, self.cursor), bisect_left(removed, self.counted_to)
         if self.filter is None:
             self.undelivered -= high - low
         elif high - low > REMOVED_CHECKED_MAX:
             self.undelivered = None
         else:
-            self.undelivered -= sum(self.count_matching(rows, seq, seq + 1) for seq in going[low:high])
+            self.undelivered -= sum(self.count_matching(rows, seq, seq + 1) for seq in removed[low:high])
 
     # -- events --------------------------------------------------------------------------------------------
 
@@ -864,22 +864,22 @@ class TopicConsumers:
 
     def forget_many(self, rows: Rows, ranges: Sequence[tuple[int, int]]) -> None:
         """`forget` for many ascending ranges. The removed seqs are listed once for all consumers."""
-        going = sorted(rows.live_in(ranges))
-        if not going:
+        removed = sorted(rows.live_in(ranges))
+        if not removed:
             return
-        gone = set(going)
+        gone = set(removed)
         for count in self.recounts:
             for first, last in ranges:
                 count.note_removed(first, last)
         for consumer in self.all():
-            consumer.note_removed_many(rows, going)
+            consumer.note_removed_many(rows, removed)
             if consumer.counting is not None:
                 for first, last in ranges:
                     consumer.counting.note_removed(first, last)
             if (
                 consumer.initial_seqs
-                and consumer.initial_seqs[0] <= going[-1]
-                and consumer.initial_seqs[-1] >= going[0]
+                and consumer.initial_seqs[0] <= removed[-1]
+                and consumer.initial_seqs[-1] >= removed[0]
             ):
                 consumer.initial_seqs = [seq for seq in consumer.initial_seqs if seq not in gone]
             held = consumer.entries.keys() & gone if consumer.entries else ()

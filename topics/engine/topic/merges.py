@@ -1,6 +1,6 @@
-"""Merges of neighbouring segments: the log entry, the state in the topic's snapshot row, and the swap of rows in memory.
+"""Merges of neighbouring segments: the log frame, the state in the topic's snapshot row, and the swap of rows in memory.
 
-A merge plan is committed with one log entry. From then on each group of segments is one segment of a new generation in the cold
+A merge plan is committed with one log frame. From then on each group of segments is one segment of a new generation in the cold
 tier. The old segments are *retired*: the server no longer reads them, but their files stay for a while, for readers of an older
 manifest.
 """
@@ -52,7 +52,7 @@ class FailedGroup(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Merged(msgspec.Struct, frozen=True, array_like=True):
-    """Log entry: a plan was committed. It includes the eviction floors, as records expire without a log entry."""
+    """Log frame: a plan was committed. It includes the eviction floors, as records expire without a frame."""
 
     plan_id: str
     manifest: int

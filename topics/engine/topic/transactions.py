@@ -3,10 +3,10 @@
     open ──▶ decided ──▶ ended, its batch is the producer's last one
       └────▶ ended (aborted, expired, superseded by a later batch, or the topic was dropped)
 
-Each arrow is a log entry; the `note_…` methods apply it, live and in replay. A transaction that fits one log entry is never
-in the decided state: its records and its end are one entry. For a larger one, the decision is an entry that is synced before
-anything is appended. Each further entry has records and the number of chunks that are now in the log; after a restart the
-commit continues from there.
+Each arrow is a log frame; the `note_…` methods apply it, live and in replay. A transaction that fits one envelope is never in
+the decided state: its records and its end are written together. For a larger one, the decision is synced before anything is
+appended. Each further envelope has records and the number of chunks that are now in the log; after a restart the commit
+continues from there.
 
 Batches of a producer are committed in ascending order, so keeping the last one is enough to recognise all earlier ones.
 """
@@ -69,7 +69,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Advanced(msgspec.Struct, frozen=True, array_like=True):
-    """Progress of a commit, in the log entry that has the records. `ended`: all of them are now in the log."""
+    """Progress of a commit, in the envelope with the records. `ended`: all of them are now in the log."""
 
     txn: int
     ended: bool
@@ -205,7 +205,7 @@ class TopicTransactions(Generic[LogT]):
         return TransactionsRow(self.number, producers, [txn.row() for txn in self.open.values()])
 
     def replay(self, log: LogT, entry: Any) -> None:
-        """Apply a log entry."""
+        """Apply a log frame."""
         match entry:
             case Opened():
                 self.note_opened(log, entry)

@@ -336,7 +336,7 @@ class Replay:
         shard.classes_changed()
         log.dropped = log.view.dropped = True
         self._checkpointer.rows.pop(log.id, None)
-        shard.gone.append(log)
+        shard.dropped_topics.append(log)
 
     def _apply_control(self, log: TopicLog, kind: int, payload: bytes, ts: int) -> None:
         if log.stored is not None:

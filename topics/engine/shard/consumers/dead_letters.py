@@ -3,7 +3,7 @@
     source                                  target
     MOVE, with a number, synced
       dead_letters_to_send ─────────────▶   TakeDeadLetters: those above the highest number received from this source
-                                            are appended, with the new highest number, in one log entry; synced
+                                            are appended, with the new highest number, in one envelope; synced
       EndMove ◀─────────────────────────    reply
     the job is deleted, or the entry dropped
 
