@@ -121,7 +121,7 @@ def test_close_refuses_while_jobs_are_out() -> None:
     h = Harness()
     h.ask(c.PutTopic("t", FSYNC))
     assert h.engine is not None
-    with pytest.raises(RuntimeError, match="jobs are still out"):
+    with pytest.raises(RuntimeError, match="jobs are outstanding"):
         h.engine.close()
 
 

@@ -48,7 +48,7 @@ def assert_unknown(reply: object) -> None:
     assert reply.code == "internal"
     assert reply.detail["outcome"] == "unknown"
     assert reply.detail["read_only"] is True
-    assert "it may or may not have been carried out" in str(reply)
+    assert "the change may or may not have been carried out" in str(reply)
 
 
 def assert_refused(reply: object) -> None:
