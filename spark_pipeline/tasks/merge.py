@@ -185,7 +185,7 @@ class _Merge:
                         raise
                     raise InputDamaged(source.name, error) from error
         expiries = np.concatenate([np.zeros(0, dtype=EXPIRY), *self._expiries])
-        index = IndexFiles.of(rows, list(self._tags), list(self._nodes), expiries)
+        index = IndexFiles.build(rows, list(self._tags), list(self._nodes), expiries)
         _write_synced(self._path("idx"), index.idx)
         if index.names:
             _write_synced(self._path("dict"), index.names)

@@ -647,7 +647,7 @@ def test_starts_without_a_free_byte() -> None:
     for _ in range(3):
         h.pass_time(1000)
     assert h.append("t", b"x").count == 1
-    assert h.engine.reserve.is_whole
+    assert h.engine.reserve.is_complete
     h.kill_and_open()
     assert h.seqs("t") == [2, 3, 4, 5, 6, 7]
 
@@ -682,7 +682,7 @@ def test_a_directory_in_place_of_the_reserve() -> None:
     h.open()
     h.rest()
     assert h.append("t", b"x").count == 1
-    assert h.engine.reserve.is_whole
+    assert h.engine.reserve.is_complete
 
 
 @fault("disk", "deletes and reads while the disk is full", "they go on: deletes have room of their own")

@@ -114,7 +114,9 @@ class Merger:
         expiries: list[tuple[int, int]],
     ) -> dict[str, Any]:
         times = rows["ts"][rows["ts"] > 0]
-        index = IndexFiles.of(rows, tags, nodes, np.array(expiries, dtype=[("row", "<u4"), ("time", "<u8")]))
+        index = IndexFiles.build(
+            rows, tags, nodes, np.array(expiries, dtype=[("row", "<u4"), ("time", "<u8")])
+        )
         assert index.idx[:HEADER_BYTES] == header(IDX_MAGIC)
         summary = Sum(
             first_seq=group["first_seq"],

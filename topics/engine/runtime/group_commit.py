@@ -201,7 +201,7 @@ class GroupCommit(ABC):
         `capacity`: its minimum size in bytes; a smaller spare is replaced.
         """
         has_spare = self.wal.spare is not None and self.wal.spare.capacity >= capacity
-        has_all = has_spare and self.reserve.is_whole
+        has_all = has_spare and self.reserve.is_complete
         if self._spare_running or has_all or self.shard.read_only is not None:
             return
         self._spare_running = True

@@ -1,11 +1,11 @@
-"""Plans of merges: which segments are to become one, and the files by which a server and a job speak of it.
+"""Merge plans: the choice of segments to merge, and the files that server and job exchange.
 
-    staging/plans/<plan id>/plan.json             the plan, as it is answered; put there first, so that the rest has an owner
-    staging/plans/<plan id>/seg-….del             what of an input was dead when the plan was made, in the format of delete_marks.py
-    staging/plans/<plan id>/group-<k>.<attempt>.{data,idx,dict,sum}     what a job makes of group k
-    staging/plans/<plan id>/group-<k>.json        its sidecar: renamed into place when all of that is synced
+    staging/plans/<plan id>/plan.json             the plan, as in the response; written first, so that the other files have an owner
+    staging/plans/<plan id>/seg-….del             the dead rows of an input when the plan was made, in the format of delete_marks.py
+    staging/plans/<plan id>/group-<k>.<attempt>.{data,idx,dict,sum}     the output of a job for group k
+    staging/plans/<plan id>/group-<k>.json        its sidecar: renamed into place when the output is synced
 
-Pure: a codec, and the choice.
+Only encoding, decoding and the choice; no I/O.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ from topics.engine.storage.segments import segment_name
 
 STAGING = "staging/plans"
 PLAN_NAME = "plan.json"
-MIB = 1 << 20
 
 _ID = re.compile(r"[0-9a-f]{16}")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 
 class PlanInput(Segment, frozen=True, kw_only=True):
-    """A segment to be merged. `dead`: where the cold tier has the marks of its dead rows; None when it has none."""
+    """A segment to be merged. `dead`: key of the marks of its dead rows in the cold tier; None if it has none."""
 
     dead: str | None
 
 
 class PlanGroup(msgspec.Struct, frozen=True):
-    """Segments that become one: of this generation, and with `chain` and `origin` in its .sum."""
+    """Segments to merge into one segment of this generation, whose .sum gets `chain` and `origin`."""
 
     group: int
     first_seq: int
@@ -75,7 +74,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sidecar(msgspec.Struct, frozen=True):
-    """What a job says of a group that it has done."""
+    """The report of a job on a finished group."""
 
     group: int
     attempt: str
@@ -92,7 +91,7 @@ class Sidecar(msgspec.Struct, frozen=True):
 
 
 class FailedSidecar(msgspec.Struct, frozen=True):
-    """A group that a job could not do, since an input is damaged."""
+    """The report of a job on a group that could not be merged because an input is damaged."""
 
     group: int
     failed: str
@@ -107,7 +106,7 @@ def staging_dir(plan_id: str) -> str:
 
 
 def parse_staging_key(key: str) -> tuple[str, str] | None:
-    """Plan and file name of something in staging."""
+    """Plan id and file name of a key in staging; None for other keys."""
     plan_id, _, name = key.removeprefix(f"{STAGING}/").partition("/")
     return (plan_id, name) if _ID.fullmatch(plan_id) and name else None
 
@@ -133,7 +132,7 @@ def encode_plan(plan: PlanFile) -> bytes:
 
 
 def decode_plan(path: str, data: bytes) -> PlanFile:
-    """Staging is open to jobs: what is not as a server writes it is no plan, whatever it says."""
+    """Decode and check a plan: jobs can write to staging, so it may not be what the server wrote."""
     try:
         plan = msgspec.json.decode(data, type=PlanFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -146,31 +145,31 @@ def decode_plan(path: str, data: bytes) -> PlanFile:
 def _problem_of(plan: PlanFile) -> str:
     inputs = [one for group in plan.groups for one in group.inputs]
     if not _ID.fullmatch(plan.topic_id) or plan.staging != staging_dir(plan.plan_id):
-        return "names no topic, or another directory"
+        return "the topic id or the staging directory is invalid"
     if plan.plan_id != plan_id_of(plan.topic_id, plan.delete_epoch, plan.parameters, inputs):
-        return "is not the plan of its id"
+        return "the content does not match the plan id"
     for number, group in enumerate(plan.groups):
         if group.group != number or not group.inputs:
-            return f"group {number} is not where it belongs, or empty"
+            return f"group {number} is empty or out of order"
         if not (_ID.fullmatch(group.chain) and _ID.fullmatch(group.origin)):
-            return f"group {number} has no chain or no origin"
+            return f"group {number} has an invalid chain or origin"
         at = group.first_seq
         for one in group.inputs:
             marks = f"{plan.staging}/{one.name}.del"
             if one.name != segment_name(one.first_seq, one.generation) or one.dead not in (None, marks):
-                return f"group {number} has an input that is not what its name says"
+                return f"an input of group {number} does not match its name"
             if one.first_seq != at or one.rows < 1:
-                return f"the inputs of group {number} are no neighbours"
+                return f"the inputs of group {number} are not adjacent"
             at = one.next_seq
-        # An output of any other generation might lie where a segment is.
+        # The output of any other generation could overwrite an existing segment.
         generation = max(one.generation for one in group.inputs) + 1
         if (at, generation) != (group.next_seq, group.generation):
-            return f"group {number} ends elsewhere than its inputs, or has another generation"
+            return f"group {number} has the wrong end or generation"
     return ""
 
 
 def decode_sidecar(path: str, data: bytes, group: int) -> Sidecar | FailedSidecar:
-    """ValueError says what is wrong with it, in words for whoever wrote it."""
+    """Decode the report of a job. The message of the ValueError is for the author of the job."""
     try:
         fields = msgspec.json.decode(data)
         found: Sidecar | FailedSidecar
@@ -181,20 +180,20 @@ def decode_sidecar(path: str, data: bytes, group: int) -> Sidecar | FailedSideca
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from None
     if found.group != group:
-        raise ValueError(f"{path} is of group {found.group}")
+        raise ValueError(f"{path} is for group {found.group}")
     if isinstance(found, Sidecar) and not _ATTEMPT.fullmatch(found.attempt):
         raise ValueError(
-            f"{path}: attempt is 1 to 100 letters, digits and any of . _ -, not beginning with a dot"
+            f"{path}: attempt must be 1 to 100 letters, digits and any of . _ -, and not start with a dot"
         )
     return found
 
 
-# ── The choice ────────────────────────────────────────────────────────────────────────
+# ── Choice of segments ────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A cold segment as the choice sees it; bytes without the header."""
+    """A cold segment that may be merged; bytes without the header."""
 
     first_seq: int
     rows: int
@@ -207,11 +206,12 @@ class Candidate:
 
 
 def choose(candidates: Sequence[Candidate | None], parameters: MergeParameters) -> list[tuple[int, int]]:
-    """Half-open index ranges of segments that are worth merging. None stands for one that cannot be; a hole between seqs ends a run, too."""
+    """Half-open index ranges of segments that are worth merging. None stands for a segment that cannot be merged; it ends a run, as
+    does a gap between seqs."""
     chosen: list[tuple[int, int]] = []
     segments = rows = 0
     for first, stop in _runs(candidates, min(parameters.target_bytes, MERGE_BYTES_MAX)):
-        for low, high in _worth(candidates, first, stop, parameters):
+        for low, high in _worthwhile(candidates, first, stop, parameters):
             more = sum(one.rows for one in candidates[low:high] if one is not None)
             segments += high - low
             rows += more
@@ -223,14 +223,14 @@ def choose(candidates: Sequence[Candidate | None], parameters: MergeParameters) 
 
 
 def _runs(candidates: Sequence[Candidate | None], target_bytes: int) -> Iterator[tuple[int, int]]:
-    """Neighbours that together stay within the target, each as many as there can be."""
+    """Maximal runs of adjacent segments within the target size."""
     first = size = rows = 0
     for i, one in enumerate(candidates):
-        before = candidates[i - 1] if i > first else None
+        previous = candidates[i - 1] if i > first else None
         fits = (
             one is not None
-            and before is not None
-            and before.first_seq + before.rows == one.first_seq
+            and previous is not None
+            and previous.first_seq + previous.rows == one.first_seq
             and size + one.kept_bytes <= target_bytes
             and rows + one.rows <= MERGE_ROWS_MAX
             and i - first < PLAN_SEGMENTS_MAX
@@ -247,9 +247,10 @@ def _runs(candidates: Sequence[Candidate | None], target_bytes: int) -> Iterator
         yield first, len(candidates)
 
 
-def _worth(
+def _worthwhile(
     candidates: Sequence[Candidate | None], first: int, stop: int, parameters: MergeParameters
 ) -> Iterator[tuple[int, int]]:
+    """The run, if it has enough segments or garbage; otherwise the single segments with enough garbage."""
     run = [one for one in candidates[first:stop] if one is not None]
     if stop - first >= max(parameters.min_segments, 2) or _is_garbage(run, parameters):
         if (

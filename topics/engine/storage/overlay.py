@@ -1,8 +1,7 @@
-"""A disk over a disk: reads go through, writes stay in memory.
+"""Overlay disk: reads pass through to another disk, writes stay in memory.
 
-So recovery itself can run on a data directory without changing a byte of it, and a repair can be made whole before
-the first file is touched. A file is kept as its base plus the pages that were written, a directory as its base plus
-a list of names once somebody looked into it.
+Recovery can run on it without changing the data directory, and a repair can be completed before the first file is changed. A
+file is its base plus the written pages; a directory is its base plus its entries, once they were listed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ PAGE_BYTES = 64 * 1024
 
 
 class _File:
-    """`base` is where its first `base_bytes` bytes lie below; what lies past them and in no page is zeros."""
+    """The first `base_bytes` bytes are those of the file `base` below, unless in a page. Bytes after them in no page are zeros."""
 
     __slots__ = ("base", "base_bytes", "pages", "size")
 
@@ -34,14 +33,14 @@ class _Dir:
 
     def __init__(self, base: str | None) -> None:
         self.base = base
-        self.entries: dict[str, _Node | None] | None = {} if base is None else None  # None: not looked at yet
+        self.entries: dict[str, _Node | None] | None = {} if base is None else None  # None: not listed yet
 
 
 _Node = _File | _Dir
 
 
 class OverlayDisk:
-    """Disk whose changes are a layer over `below`, which is only ever read."""
+    """A Disk whose changes are kept in memory over `below`, which is only read."""
 
     def __init__(self, below: Disk) -> None:
         self._below = below
@@ -71,7 +70,7 @@ class OverlayDisk:
             self._below.close(below)
 
     def close_all(self) -> None:
-        """Whoever used this disk may have died in the middle of it."""
+        """Close the handles that an interrupted user of this disk left open."""
         for handle in tuple(self._handles):
             self.close(handle)
 
@@ -127,7 +126,7 @@ class OverlayDisk:
         file.size = max(file.size, length)
 
     def sync(self, handle: int) -> None:
-        """Nothing here lasts."""
+        """Nothing is durable here."""
 
     # -- names ---------------------------------------------------------------------------------------------
 
@@ -155,7 +154,7 @@ class OverlayDisk:
         if node is None:
             raise OSError(errno.ENOENT, "no such file", old)
         if isinstance(node, _Dir):
-            self._look_into(node)
+            self._load_entries(node)
         directory, name = self._parent(new)
         source, source_name = self._parent(old)
         del source[source_name]
@@ -175,10 +174,10 @@ class OverlayDisk:
             del directory[name]
 
     def sync_dir(self, path: str) -> None:
-        """Nothing here lasts."""
+        """Nothing is durable here."""
 
     def sync_all(self) -> None:
-        """Nothing here lasts."""
+        """Nothing is durable here."""
 
     def free_bytes(self) -> int:
         return self._below.free_bytes()
@@ -189,10 +188,10 @@ class OverlayDisk:
     def random_u64(self) -> int:
         return self._below.random_u64()
 
-    # -- what has changed ----------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------
 
     def changes(self) -> tuple[builtins.list[str], builtins.list[str]]:
-        """Files below that are gone from their place or differ there, and files that are new or differ."""
+        """Files below that were removed, renamed or changed, and files that are new or changed."""
         old: builtins.list[str] = []
         new: builtins.list[str] = []
         self._compare(self._root, "", old, new)
@@ -203,7 +202,7 @@ class OverlayDisk:
         if directory.base is not None:
             for name in self._below.list(directory.base):
                 if entries.get(name, self._root) is None:
-                    continue  # nobody looked at it
+                    continue  # never accessed
                 original = f"{directory.base}/{name}" if directory.base else name
                 node = entries.get(name)
                 if isinstance(node, _Dir) and node.base == original:
@@ -227,7 +226,7 @@ class OverlayDisk:
             self._below.close(handle)
 
     def _all_files(self, path: str, found: builtins.list[str]) -> None:
-        """Every file at or below `path` of the disk below."""
+        """All files at `path` or in its subdirectories of the disk below."""
         try:
             self._below.close(self._below.open(path))
             found.append(path)
@@ -258,12 +257,12 @@ class OverlayDisk:
             entries[name] = node
         return node
 
-    def _look_into(self, directory: _Dir) -> None:
-        """Know every file in it by where it lies below: its names are about to change."""
+    def _load_entries(self, directory: _Dir) -> None:
+        """Resolve all files in a directory to their paths below, before the directory is renamed."""
         for name in tuple(self._entries(directory)):
             node = self._child(directory, name)
             if isinstance(node, _Dir):
-                self._look_into(node)
+                self._load_entries(node)
 
     def _find(self, path: str) -> _Node | None:
         node: _Node | None = self._root

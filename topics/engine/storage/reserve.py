@@ -1,7 +1,7 @@
-"""Space that a shard holds for the time when the disk is full: a file of zeros that gives way to what a start and a checkpoint must write.
+"""Disk reserve: a file of zeros whose space is released when the disk is full.
 
-Deletes are the way out of a full disk. They need a shard that starts, which takes a fresh log file, and a checkpoint, without which no
-segment is unlinked. One half of the reserve is for starts alone, so that a checkpoint that does not fit takes nothing from them.
+Deletes free space on a full disk. They need a running shard, which takes a new log file to start, and a checkpoint, before which no
+segment is unlinked. Half of the reserve is for starts only, so that a checkpoint that does not fit cannot use it up.
 """
 
 from __future__ import annotations
@@ -13,40 +13,40 @@ RESERVE_NAME = "reserve"
 
 
 class Reserve:
-    """At most `wanted` bytes in the file `path`; none when that is 0."""
+    """Reserves up to `size` bytes in the file `path`; 0: no reserve."""
 
-    def __init__(self, disk: Disk, path: str, wanted: int) -> None:
+    def __init__(self, disk: Disk, path: str, size: int) -> None:
         self._disk = disk
         self._path = path
-        self._wanted = wanted
+        self._size = size
         self.held = 0
 
     @property
-    def is_whole(self) -> bool:
-        return self.held >= self._wanted
+    def is_complete(self) -> bool:
+        return self.held >= self._size
 
-    def look(self) -> None:
-        """How much an earlier run has left."""
-        if not self._wanted:
+    def load(self) -> None:
+        """Find out how much an earlier process reserved."""
+        if not self._size:
             return
         try:
             if not self._disk.exists(self._path):
                 return
             handle = self._disk.open(self._path)
         except OSError:
-            self._wanted = 0  # a directory, or somebody else's file: go without
+            self._size = 0  # a directory, or not accessible: run without a reserve
             return
         self.held = self._disk.size(handle)
         self._disk.close(handle)
 
     def fill(self) -> None:
-        """Make it whole. On a full disk what there is space for stays, and the error is raised."""
-        if self.is_whole:
+        """Allocate the whole reserve. On a full disk it keeps what it could get and raises the error."""
+        if self.is_complete:
             return
         try:
             handle = self._disk.open(self._path, create=True)
             try:
-                self._disk.allocate(handle, self._wanted)
+                self._disk.allocate(handle, self._size)
                 self._disk.sync(handle)
             finally:
                 self.held = self._disk.size(handle)
@@ -55,22 +55,22 @@ class Reserve:
         except OSError as error:
             if is_full(error):
                 raise
-            self._wanted = 0
+            self._size = 0
 
     @property
     def for_checkpoint(self) -> int:
-        """What is left of the half that is not for starts."""
-        return max(0, self.held - self._wanted // 2)
+        """Bytes that a checkpoint may release: those of the half that is not for starts."""
+        return max(0, self.held - self._size // 2)
 
     def release(self, size: int) -> None:
-        """Let go of so many bytes, or of all there are."""
+        """Release up to `size` bytes."""
         kept = max(0, self.held - size)
         if kept == self.held:
             return
         handle = self._disk.open(self._path)
         try:
             self._disk.truncate(handle, kept)
-            self._disk.sync(handle)  # some file systems give the space back only then
+            self._disk.sync(handle)  # some file systems free the space only on a sync
         finally:
             self._disk.close(handle)
         self.held = kept

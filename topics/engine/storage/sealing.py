@@ -1,6 +1,6 @@
-"""What happens to a whole segment: sealing it with digests, checking it against them, rewriting it without its dead.
+"""Sealed segments: sealing with digests, verification, and rewriting without dead records.
 
-Long work is a generator that yields about every MiB and returns its result.
+Long operations are generators that yield about every MiB and return their result.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from topics.engine.storage.segments import (
 )
 
 ReadAt = Callable[[int, int], bytes]  # offset, length → exactly these bytes
-SYNC_BYTES = 8 * BLOCK_BYTES  # of a file that is written at length
+SYNC_BYTES = 8 * BLOCK_BYTES  # written between two syncs of a long file
 
 
 class Sum(msgspec.Struct, frozen=True):
-    """What .sum holds. `origin` is the digest of the first sealed generation, empty in that one:
-    the next segment's chain goes on naming it when this segment is rewritten."""
+    """Content of .sum. `chain` identifies the preceding segment. `origin` is the digest of the first sealed generation: the
+    chain of the next segment refers to it, so it stays valid when this segment is rewritten."""
 
     first_seq: int
     generation: int
@@ -77,14 +77,13 @@ class Sum(msgspec.Struct, frozen=True):
     dict_digest: bytes
     blocks: list[bytes]
     chain: bytes
-    origin: bytes = bytes(
-        8
-    )  # all zero: this is the first sealed generation; always 8 bytes, so that an erase can set it
+    # Zeros: this is the first sealed generation. Always 8 bytes, so that an erase can set it in place.
+    origin: bytes = bytes(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Damage found by `verify`: this byte range of this file. Length 0 means the file as a whole."""
+    """Damage found by `verify` in a byte range of a file. Length 0: the whole file."""
 
     path: str
     offset: int
@@ -102,13 +101,13 @@ def seal(disk: Disk, topic_dir: str, meta: SegmentMeta, chain: bytes) -> bytes:
 def damaged_blocks(
     disk: Disk, topic_dir: str, meta: SegmentMeta, row_count: int, topic_id: int
 ) -> frozenset[int]:
-    """The blocks of .data that do not hold one of the first `row_count` records as it was written."""
+    """The blocks of .data that contain a damaged record among the first `row_count`."""
     if not row_count:
         return frozenset()
     try:
         rows = read_rows(disk, topic_dir, meta)[:row_count]
     except TopicsError:
-        return frozenset(range(-(-meta.data_bytes // BLOCK_BYTES)))  # nobody can say which
+        return frozenset(range(-(-meta.data_bytes // BLOCK_BYTES)))  # unknown which
     kept = np.flatnonzero(rows["length"])
     rows, seqs = rows[kept], kept + meta.first_seq
     starts = rows["offset"].astype(np.int64)
@@ -122,8 +121,8 @@ def damaged_blocks(
             stop = max(first + 1, int(np.searchsorted(ends, base + BLOCK_BYTES, side="right")))
             data = disk.read(handle, base, int(ends[stop - 1]) - base)
             part = slice(first, stop)
-            places = zip((starts[part] - base).tolist(), (ends[part] - base).tolist(), seqs[part].tolist())
-            for start, end, seq in places:
+            spans = zip((starts[part] - base).tolist(), (ends[part] - base).tolist(), seqs[part].tolist())
+            for start, end, seq in spans:
                 if not is_record(data[start:end], topic_id, seq):
                     bad.update(range((base + start) // BLOCK_BYTES, (base + end - 1) // BLOCK_BYTES + 1))
             first = stop
@@ -138,19 +137,19 @@ def seal_steps(
     meta: SegmentMeta,
     chain: bytes,
     origin: bytes = bytes(8),
-    rotten: frozenset[int] = frozenset(),
+    damaged: frozenset[int] = frozenset(),
 ) -> Generator[None, None, bytes]:
-    """Write .sum over files that are synced already, and return the digest that ends it.
+    """Write .sum for files that are already synced, and return the digest at its end.
 
-    `rotten` blocks get a digest that nothing has, so that a reader looks at their records one by one.
+    `damaged` blocks get a digest of zeros, which never matches, so that readers check their records one by one.
 
-    The segment must not grow meanwhile. `.sum` comes last: where one is named, by a
-    snapshot or by a segment swap in the log, everything that it sums up is on disk.
+    The segment must not grow meanwhile. `.sum` is written last: if a snapshot or a segment swap in the log refers to it, all
+    files that it covers are on disk.
     """
     blocks = yield from _block_digests(disk, segment_path(topic_dir, meta, "data"), meta.data_bytes)
-    blocks = [bytes(8) if number in rotten else digest for number, digest in enumerate(blocks)]
+    blocks = [bytes(8) if number in damaged else digest for number, digest in enumerate(blocks)]
     idx_digest, live = yield from _index_digest(disk, topic_dir, meta)
-    # Those that were kept while the files grew, where there are any: what has rotted since must not be vouched for.
+    # Prefer the digests kept while the files grew: .sum must not confirm damage that happened since.
     idx_digest, dict_digest = meta.idx_digest or idx_digest, meta.dict_digest
     if meta.dict_bytes and not dict_digest:
         dict_digest = yield from _file_digest(disk, segment_path(topic_dir, meta, "dict"), meta.dict_bytes)
@@ -176,7 +175,7 @@ def seal_steps(
     disk.sync_dir(topic_dir)
     digest = content[-8:]
     meta.sealed, meta.link = True, origin if any(origin) else digest
-    meta.idx_digest = meta.dict_digest = b""  # they are in .sum now
+    meta.idx_digest = meta.dict_digest = b""  # now in .sum
     return digest
 
 
@@ -195,7 +194,7 @@ def _block_digests(disk: Disk, path: str, length: int) -> Generator[None, None, 
 
 
 def _index_digest(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Generator[None, None, tuple[bytes, int]]:
-    """The digest of .idx and how many of its rows are live, as far as can be known."""
+    """The digest of .idx and the number of its live rows. Rows count as live if .del cannot be read."""
     path = segment_path(topic_dir, meta, "idx")
     try:
         deleted = read_deleted(disk, topic_dir, meta)
@@ -231,7 +230,7 @@ def _file_digest(disk: Disk, path: str, length: int) -> Generator[None, None, by
 
 
 def read_sum(disk: Disk, topic_dir: str, first_seq: int, generation: int) -> tuple[Sum, bytes]:
-    """The content of .sum and the digest that ends it."""
+    """The content of .sum and the digest at its end."""
     path = f"{topic_dir}/{segment_name(first_seq, generation)}.sum"
     content = read_file(disk, path)
     payload = without_digest(path, content, SUM_MAGIC)
@@ -240,28 +239,28 @@ def read_sum(disk: Disk, topic_dir: str, first_seq: int, generation: int) -> tup
     except msgspec.DecodeError as error:
         raise Corrupt(path, HEADER_BYTES, f"cannot be decoded: {error}") from error
     if (summary.first_seq, summary.generation) != (first_seq, generation):
-        raise Corrupt(path, HEADER_BYTES, f"is of {segment_name(summary.first_seq, summary.generation)}")
+        raise Corrupt(path, HEADER_BYTES, f"belongs to {segment_name(summary.first_seq, summary.generation)}")
     if len(summary.blocks) != -(-summary.data_bytes // BLOCK_BYTES):
         raise Corrupt(path, HEADER_BYTES, f"{len(summary.blocks)} digests for {summary.data_bytes} bytes")
     return summary, content[-8:]
 
 
 def sealed_rows(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Rows:
-    """The rows of a sealed segment, once they have proved to be what was sealed."""
+    """The rows of a sealed segment, verified against .sum."""
     rows = read_rows(disk, topic_dir, meta)
     summary, _ = read_sum(disk, topic_dir, meta.first_seq, meta.generation)
     if xxh(header(IDX_MAGIC) + rows.tobytes()) != summary.idx_digest:
-        raise Corrupt(segment_path(topic_dir, meta, "idx"), 0, "the index does not agree with its digest")
+        raise Corrupt(segment_path(topic_dir, meta, "idx"), 0, "digest does not match")
     return rows
 
 
 def meta_from_sum(
     disk: Disk, topic_dir: str, first_seq: int, generation: int, *, tier: str = "hot", has_del: bool = False
 ) -> SegmentMeta:
-    """For a generation that a segment swap in the log names and no snapshot knows yet.
+    """The meta of a generation that is in a segment swap of the log and not yet in a snapshot.
 
-    `has_del` only when a .del was synced before the swap was logged. That one exists
-    proves nothing: a later checkpoint that crashed may have left it, torn.
+    `has_del` only if a .del was synced before the swap was logged. A .del that merely exists may be a torn file from a later
+    checkpoint that crashed.
     """
     summary, digest = read_sum(disk, topic_dir, first_seq, generation)
     return SegmentMeta(
@@ -282,7 +281,7 @@ def meta_from_sum(
     )
 
 
-# ── Checking ──────────────────────────────────────────────────────────────────────────
+# ── Verification ──────────────────────────────────────────────────────────────────────
 
 
 def verify(disk: Disk, topic_dir: str, meta: SegmentMeta, expect_chain: bytes | None) -> list[Problem]:
@@ -292,9 +291,9 @@ def verify(disk: Disk, topic_dir: str, meta: SegmentMeta, expect_chain: bytes | 
 def verify_steps(
     disk: Disk, topic_dir: str, meta: SegmentMeta, expect_chain: bytes | None
 ) -> Generator[None, None, list[Problem]]:
-    """Compare a segment with its .sum; each damaged block of .data is a problem of its own.
+    """Verify a segment against its .sum; each damaged block of .data is reported separately.
 
-    An open segment has no .sum: its .data is checked by nothing but its header and length.
+    An open segment has no .sum: only the header and length of its .data are checked.
     """
     problems = _check_files(disk, topic_dir, meta)
     if not meta.sealed:
@@ -313,10 +312,10 @@ def verify_steps(
     except (TopicsError, OSError) as error:
         return [*problems, Problem(sum_path, 0, 0, _describe(error))]
     if expect_chain is not None and summary.chain != expect_chain:
-        problems.append(Problem(sum_path, 0, 0, "the chain names another preceding segment"))
+        problems.append(Problem(sum_path, 0, 0, "the chain refers to a different preceding segment"))
     lengths = (summary.rows, summary.data_bytes, summary.dict_bytes)
     if lengths != (meta.rows, meta.data_bytes, meta.dict_bytes):
-        return [*problems, Problem(sum_path, 0, 0, "lengths differ from those of the snapshot")]
+        return [*problems, Problem(sum_path, 0, 0, "the lengths differ from the snapshot")]
     broken = {problem.path for problem in problems}
     for suffix, length, digest in (
         ("idx", meta.idx_bytes, summary.idx_digest),
@@ -327,7 +326,7 @@ def verify_steps(
             problems += yield from _verify_file(disk, path, length, digest)
     data_path = segment_path(topic_dir, meta, "data")
     if disk.exists(data_path):
-        # A bad header or end does not spare the rest: which blocks are whole decides what is lost.
+        # Check all blocks even if the header or the length is wrong: the damaged blocks decide what is lost.
         problems = [problem for problem in problems if problem.path != data_path]
         problems += yield from verify_blocks(disk, data_path, meta.data_bytes, summary.blocks)
     return problems
@@ -353,7 +352,7 @@ def _check_file(disk: Disk, path: str, length: int, magic: bytes) -> None:
         check_header(path, disk.read(handle, 0, HEADER_BYTES), magic, latest)
         size = disk.size(handle)
         if size < length:
-            raise Corrupt(path, size, f"ends before byte {length}")
+            raise Corrupt(path, size, f"has {size} bytes instead of {length}")
     finally:
         disk.close(handle)
 
@@ -407,12 +406,11 @@ def rewrite_steps(
     read: ReadAt | None = None,
     topic_id: int = 0,
 ) -> Generator[None, None, tuple[SegmentMeta, Rows]]:
-    """Write the segment again without its dead records, sealed; the old generation is left alone.
+    """Write a new sealed generation of the segment without its dead records; the old generation stays unchanged.
 
-    Rows are taken as they are at the first step: what is deleted after it must be marked
-    in the new generation when this is done. Frames are copied as they are, damaged ones too: the
-    new .sum vouches for them and only their own digests tell, so `verify` comes first. Where .data lies elsewhere,
-    `read` gets its bytes; with a `topic_id` each record is looked at instead, and .sum does not vouch for damaged ones.
+    Rows are taken as of the first step: records deleted after it must be marked in the new generation afterwards. Frames are
+    copied unchecked, and the new .sum would confirm damaged ones, so call `verify` first. With a `topic_id` each record is
+    checked instead, and blocks with damaged records get no valid digest. `read` reads .data if it is not on this disk.
     """
     live = rows["length"] > 0
     if deleted is not None:
@@ -430,7 +428,7 @@ def rewrite_steps(
         del_bytes=0,
         del_digest=b"",
     )
-    # A crashed attempt at the same generation: its .sum and marks do not fit what is written now.
+    # Left by a crashed attempt at the same generation: its .sum and marks do not belong to the new files.
     remove_files(disk, topic_dir, new_meta, "sum", "del")
     target = segment_path(topic_dir, new_meta, "data")
     if read is not None:
@@ -443,13 +441,13 @@ def rewrite_steps(
         content = read_range(disk, source, 0, meta.dict_bytes)
         check_header(source, content, DICT_MAGIC)
         yield from _write_file(disk, segment_path(topic_dir, new_meta, "dict"), iter((content,)))
-    rotten = damaged_blocks(disk, topic_dir, new_meta, new_meta.rows, topic_id) if topic_id else frozenset()
-    yield from seal_steps(disk, topic_dir, new_meta, chain, meta.link, rotten)
+    damaged = damaged_blocks(disk, topic_dir, new_meta, new_meta.rows, topic_id) if topic_id else frozenset()
+    yield from seal_steps(disk, topic_dir, new_meta, chain, meta.link, damaged)
     return new_meta, new_rows
 
 
 def _compact(path: str, rows: Rows, live: Mask) -> tuple[Rows, list[tuple[int, int]]]:
-    """The new rows, and the byte ranges of live frames, neighbours joined."""
+    """The new rows, and the byte ranges of live frames, with adjacent ranges joined."""
     new_rows = np.zeros(len(rows), dtype=ROW)
     new_rows["ts"] = rows["ts"]
     kept = rows[live]
@@ -458,7 +456,7 @@ def _compact(path: str, rows: Rows, live: Mask) -> tuple[Rows, list[tuple[int, i
     if np.any(starts[1:] < ends[:-1]):
         raise Corrupt(path, HEADER_BYTES, "frames of different rows overlap")
     moved = kept.copy()
-    moved["flags"] &= 0xFF ^ DEAD  # a delete that is not logged yet may still come to nothing
+    moved["flags"] &= 0xFF ^ DEAD  # a staged delete may still fail
     moved["offset"] = HEADER_BYTES + np.cumsum(ends - starts) - (ends - starts)
     new_rows[live] = moved
     return new_rows, runs_of(starts, ends)
@@ -479,15 +477,14 @@ def _copy_runs(
 def _data_pieces(read: ReadAt, runs: list[tuple[int, int]]) -> Iterator[bytes]:
     yield header(DATA_MAGIC)
     for window in windows_of(runs):
-        # One read for all runs of the window, dead bytes between them included: a read per
-        # record would cost more than the bytes.
+        # One read for all runs of the window, including the dead bytes between them, is cheaper than one per run.
         base = window[0][0]
         data = read(base, window[-1][1] - base)
         yield b"".join([data[start - base : end - base] for start, end in window])
 
 
 def windows_of(runs: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Groups of runs that span at most a block; a longer run is cut."""
+    """Groups of runs that span at most one block; longer runs are split."""
     window: list[tuple[int, int]] = []
     for start, end in runs:
         if window and (end - window[0][0] > BLOCK_BYTES or len(window) >= SLICE_ROWS):
@@ -509,7 +506,7 @@ def _index_pieces(rows: Rows) -> Iterator[bytes]:
 
 
 def _write_file(disk: Disk, path: str, pieces: Iterator[bytes]) -> Generator[None, None, None]:
-    """Fill a file from its beginning and sync it, a step per piece."""
+    """Write a file from the start and sync it, one step per piece."""
     handle = disk.open(path, create=True)
     try:
         disk.truncate(handle, 0)
@@ -517,7 +514,7 @@ def _write_file(disk: Disk, path: str, pieces: Iterator[bytes]) -> Generator[Non
         for piece in pieces:
             disk.write(handle, offset, piece)
             offset += len(piece)
-            if offset - synced >= SYNC_BYTES:  # the log's own syncs would stand behind one of all of it
+            if offset - synced >= SYNC_BYTES:  # a single large sync would delay the syncs of the log
                 disk.sync(handle)
                 synced = offset
             yield

@@ -1,6 +1,6 @@
-"""The files of one segment: growing, reading, cutting and removing them. Sealed ones: see sealing.py; `.del`: delete_marks.py.
+"""Segment files: appending, reading, truncating and removing them. Sealed segments: sealing.py; `.del`: delete_marks.py.
 
-Nothing here decides when; a checkpoint or recovery does.
+Called by checkpoints and recovery, which decide when.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ IDX_MAGIC = b"TPCSIDX\0"
 DICT_MAGIC = b"TPCSDIC\0"
 SUM_MAGIC = b"TPCSSUM\0"
 DEL_MAGIC = b"TPCSDEL\0"
-DEL_VERSION = 2  # of the other files only one version was ever written
+DEL_VERSION = 2  # the other files have only one version
 
-HOT, COLD = "hot", "cold"  # tiers: where a segment's .data lies
+HOT, COLD = "hot", "cold"  # tiers: where the .data of a segment is
 
-BLOCK_BYTES = MIB  # of .data, the header included: what one digest in .sum covers
+BLOCK_BYTES = MIB  # of .data, including the header, covered by one digest in .sum
 DATA_BYTES_MAX = 0xFFFF_FFFF  # offsets in rows are u32
 HASH_BLOCKS_PER_STEP = 4  # hashing a MiB takes a third of a millisecond
 
@@ -68,7 +68,7 @@ _TAGS, _NODES, _EXPIRIES = 1, 2, 3
 
 
 class SegmentMeta(msgspec.Struct, array_like=True):
-    """What a snapshot keeps of a segment: the lengths up to which its files count, and a summary."""
+    """What a snapshot stores about a segment: the valid lengths of its files, and a summary."""
 
     first_seq: int
     generation: int = 0
@@ -80,16 +80,16 @@ class SegmentMeta(msgspec.Struct, array_like=True):
     sealed: bool = False
     tier: str = HOT
     has_del: bool = False
-    live: int = 0  # appends add to it; whoever deletes subtracts, as only they know what was live
+    live: int = 0  # increased by appends; deletes subtract, since only they know what was live
     ts_min: int = 0  # 0: no row with a time
     ts_max: int = 0
-    link: bytes = b""  # once sealed: what the next segment's .sum names as its chain
-    # Of .idx and .dict up to the lengths above, while it is open: then there is no .sum. Empty: not written down.
+    link: bytes = b""  # if sealed: the chain of the next segment's .sum
+    # Of .idx and .dict up to the lengths above, while it is open and has no .sum. Empty: not stored.
     idx_digest: bytes = b""
     dict_digest: bytes = b""
     del_bytes: int = 0  # 0: no .del, or one of version 1
     del_digest: bytes = b""
-    dead_bytes: int = 0  # of .data, as of the last checkpoint that touched it
+    dead_bytes: int = 0  # of .data, as of the last checkpoint that changed it
 
     @property
     def idx_bytes(self) -> int:
@@ -113,11 +113,11 @@ def segment_path(topic_dir: str, meta: SegmentMeta, suffix: str) -> str:
     return f"{topic_dir}/{segment_name(meta.first_seq, meta.generation)}.{suffix}"
 
 
-# ── Growing ───────────────────────────────────────────────────────────────────────────
+# ── Appending ─────────────────────────────────────────────────────────────────────────
 
 
 class IndexHash:
-    """The digests of a growing .idx and .dict, kept while they grow: reading them again would bless their rot."""
+    """Running digests of a growing .idx and .dict. Computing them from the files would confirm any damage."""
 
     __slots__ = ("_idx", "_names")
 
@@ -125,8 +125,8 @@ class IndexHash:
         self._idx, self._names = Hasher(idx), Hasher(names)
 
     @classmethod
-    def of_files(cls, disk: Disk, topic_dir: str, meta: SegmentMeta) -> IndexHash:
-        """Of what the files hold, taken as they are."""
+    def from_files(cls, disk: Disk, topic_dir: str, meta: SegmentMeta) -> IndexHash:
+        """The digests of the files as they are."""
         if not meta.rows:
             return cls()
         idx = read_range(disk, segment_path(topic_dir, meta, "idx"), 0, meta.idx_bytes)
@@ -143,14 +143,14 @@ class IndexHash:
         self._idx.update(rows)
         self._names.update(blocks)
 
-    def put_into(self, meta: SegmentMeta) -> None:
+    def store_in(self, meta: SegmentMeta) -> None:
         meta.idx_digest = self._idx.digest() if meta.rows else b""
         meta.dict_digest = self._names.digest() if meta.dict_bytes else b""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """An index made again from the records: the whole .idx and .dict, to be put in place of what was there."""
+    """A rebuilt index: the whole content of .idx and .dict, to replace the files."""
 
     idx: bytes
     names: bytes  # empty: no .dict
@@ -158,7 +158,7 @@ class IndexFiles:
     node_names: int
 
     @classmethod
-    def of(cls, rows: Rows, tags: Sequence[bytes], nodes: Sequence[bytes], expiries: Rows) -> IndexFiles:
+    def build(cls, rows: Rows, tags: Sequence[bytes], nodes: Sequence[bytes], expiries: Rows) -> IndexFiles:
         blocks = _dict_blocks(tags, nodes, list(zip(expiries["row"].tolist(), expiries["time"].tolist())))
         names = header(DICT_MAGIC) + blocks if blocks else b""
         return cls(header(IDX_MAGIC) + rows.tobytes(), names, len(tags), len(nodes))
@@ -167,7 +167,7 @@ class IndexFiles:
         return IndexHash(self.idx, self.names) if self.names else IndexHash(self.idx)
 
     def write(self, disk: Disk, topic_dir: str, meta: SegmentMeta) -> None:
-        """Put the files in place. Ids of the one are nothing without the other, so .dict is gone while .idx changes."""
+        """Replace the files. The ids in .idx are only valid with their .dict, so .dict is removed while .idx changes."""
         names = segment_path(topic_dir, meta, "dict")
         disk.remove(names)
         disk.sync_dir(topic_dir)
@@ -178,14 +178,13 @@ class IndexFiles:
         disk.sync_dir(topic_dir)
         meta.dict_bytes = len(self.names)
         meta.tag_names, meta.node_names = self.tag_names, self.node_names
-        self.hash().put_into(meta)
+        self.hash().store_in(meta)
 
 
 class SegmentWriter:
-    """Appends to the open segment of a topic, at the lengths that `meta` gives.
+    """Appends to the open segment of a topic, at the lengths in `meta`.
 
-    Not at the ends of the files: a checkpoint that crashed, or failed half-way, may
-    have left more there, which is overwritten and cut off.
+    Not at the ends of the files: a checkpoint that crashed or failed may have left more bytes, which are overwritten and cut off.
     """
 
     _MAGICS: Final = {"data": DATA_MAGIC, "idx": IDX_MAGIC, "dict": DICT_MAGIC}  # in the order of syncing
@@ -193,9 +192,9 @@ class SegmentWriter:
     def __init__(
         self, disk: Disk, topic_dir: str, meta: SegmentMeta, index_hash: IndexHash | None = None
     ) -> None:
-        """`index_hash` goes along with what is written; without it the files are read once more for it."""
+        """`index_hash`: the digests so far, updated by `append`; without it they are computed from the files."""
         if meta.sealed:
-            raise ValueError("a sealed segment does not grow")
+            raise ValueError("cannot append to a sealed segment")
         self.meta = meta
         self._index_hash = index_hash
         self._disk = disk
@@ -215,7 +214,7 @@ class SegmentWriter:
         nodes: Sequence[bytes],
         expiries: Sequence[tuple[int, int]],
     ) -> None:
-        """Write frames, rows and new names; `meta` moves on only after all of it is written."""
+        """Write frames, rows and new names; `meta` changes only after all of them are written."""
         meta = self.meta
         if not len(rows):
             if frames or tags or nodes or expiries:
@@ -226,7 +225,7 @@ class SegmentWriter:
         blocks = _dict_blocks(tags, nodes, expiries)
         dict_bytes = meta.dict_bytes
         if self._index_hash is None:
-            self._index_hash = IndexHash.of_files(self._disk, self._dir, meta)
+            self._index_hash = IndexHash.from_files(self._disk, self._dir, meta)
         added = np.ascontiguousarray(rows).tobytes()
         self._put("data", meta.data_bytes, frames, fresh=not meta.rows)
         self._put("idx", meta.idx_bytes, added, fresh=not meta.rows)
@@ -242,10 +241,10 @@ class SegmentWriter:
         meta.tag_names += len(tags)
         meta.node_names += len(nodes)
         self._index_hash.grow(added, blocks)
-        self._index_hash.put_into(meta)
+        self._index_hash.store_in(meta)
 
     def paths(self) -> list[str]:
-        """Files written so far, in the order in which `sync` takes them."""
+        """Files written so far, in the order of `sync`."""
         return [
             segment_path(self._dir, self.meta, suffix) for suffix in self._MAGICS if suffix in self._handles
         ]
@@ -254,13 +253,13 @@ class SegmentWriter:
         return [self._handles[suffix] for suffix in self._MAGICS if suffix in self._handles]
 
     def sync(self) -> None:
-        """After this, and not before, a snapshot may name the new lengths."""
+        """Sync the files. Only then may a snapshot have the new lengths."""
         created, self._created = self._created, False
         try:
             for handle in self.handles():
                 self._disk.sync(handle)
             if created:
-                # Without its directory entry a synced file is lost in a power cut all the same.
+                # A synced file is lost in a power cut if its directory entry is not synced.
                 self._disk.sync_dir(self._dir)
                 sync_parents(self._disk, self._dir)
         except OSError:
@@ -283,13 +282,13 @@ class SegmentWriter:
     def _create(self, suffix: str) -> int:
         self._disk.make_dir(self._dir)
         if suffix == "data":
-            # Left by a segment of the same name whose checkpoint was never finished: its marks are not ours.
+            # Left by a checkpoint that did not finish: its marks do not belong to the new segment.
             remove_files(self._disk, self._dir, self.meta, "sum", "del")
         handle = self._disk.open(segment_path(self._dir, self.meta, suffix), create=True)
         try:
             self._disk.write(handle, 0, header(self._MAGICS[suffix]))
         except OSError:
-            # Not kept: the next try must write the header again.
+            # The handle is not kept: the next attempt must write the header again.
             self._disk.close(handle)
             raise
         self._handles[suffix] = handle
@@ -301,26 +300,26 @@ class SegmentWriter:
         handle = self._disk.open(path)
         size = self._disk.size(handle)
         if size < length:
-            # Writing on would leave a hole that reads as zeros.
+            # Writing at `length` would leave a hole that reads as zeros.
             self._disk.close(handle)
-            raise Corrupt(path, size, f"ends before byte {length}, up to which it was written")
+            raise Corrupt(path, size, f"has {size} bytes instead of {length}")
         self._handles[suffix] = handle
         return handle
 
 
 def _check_offsets(rows: Rows, start: int, end: int) -> None:
     if end > DATA_BYTES_MAX:
-        raise ValueError(f"a segment of {end} bytes: offsets end at {DATA_BYTES_MAX}")
+        raise ValueError(f"a segment of {end} bytes exceeds the limit of {DATA_BYTES_MAX}")
     with_frame = rows[rows["length"] > 0]
     if len(with_frame):
         first = int(with_frame["offset"].min())
         last = int((with_frame["offset"].astype(np.int64) + with_frame["length"]).max())
         if first < start or last > end:
-            raise ValueError(f"rows point to bytes {first} to {last}, the frames are {start} to {end}")
+            raise ValueError(f"rows refer to bytes {first} to {last}, but the frames are {start} to {end}")
 
 
 def _widen(low: int, high: int, rows: Rows) -> tuple[int, int]:
-    """The time range with these rows in it; rows without a time do not count."""
+    """The time range extended by these rows; rows without a time are ignored."""
     times = rows["ts"][rows["ts"] > 0]
     if not len(times):
         return low, high
@@ -337,7 +336,7 @@ def _dict_blocks(tags: Sequence[bytes], nodes: Sequence[bytes], expiries: Sequen
 
 
 def _name_block(kind: int, names: Sequence[bytes]) -> bytes:
-    # The lengths first, so that a reader finds all names by one sum.
+    # The lengths come first, so that a reader finds all names by one cumulative sum.
     entries = np.array([len(name) for name in names], dtype=_NAME_LENGTH).tobytes() + b"".join(names)
     return _BLOCK.pack(kind, len(names), len(entries)) + entries
 
@@ -356,18 +355,22 @@ def read_rows(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Rows:
 
 
 def read_dict(disk: Disk, topic_dir: str, meta: SegmentMeta) -> tuple[list[bytes], list[bytes], Rows]:
-    """Tags and nodes (id 1 is the first of the list) and record expiries (EXPIRY)."""
+    """Tags and nodes (id 1 is the first entry) and record expiries (EXPIRY)."""
     if not meta.dict_bytes:
         return [], [], np.zeros(0, dtype=EXPIRY)
     path = segment_path(topic_dir, meta, "dict")
     tags, nodes, expiries = parse_dict(path, read_range(disk, path, 0, meta.dict_bytes))
     if (len(tags), len(nodes)) != (meta.tag_names, meta.node_names):
-        raise Corrupt(path, 0, f"holds {len(tags)} tags and {len(nodes)} nodes, not what was written")
+        raise Corrupt(
+            path,
+            0,
+            f"has {len(tags)} tags and {len(nodes)} nodes instead of {meta.tag_names} and {meta.node_names}",
+        )
     return tags, nodes, expiries
 
 
 def parse_dict(path: str, data: bytes) -> tuple[list[bytes], list[bytes], Rows]:
-    """What the bytes of a .dict say, however many names there should be."""
+    """Parse the content of a .dict, without a check of the number of names."""
     tags: list[bytes] = []
     nodes: list[bytes] = []
     expiries = [np.zeros(0, dtype=EXPIRY)]
@@ -381,7 +384,7 @@ def parse_dict(path: str, data: bytes) -> tuple[list[bytes], list[bytes], Rows]:
 
 
 def _blocks(path: str, data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Kind, count, start and end of every block's entries."""
+    """For each block its kind, its count, and the start and end of its entries."""
     at = HEADER_BYTES
     while at < len(data):
         if len(data) - at < _BLOCK.size:
@@ -389,9 +392,9 @@ def _blocks(path: str, data: bytes) -> Iterator[tuple[int, int, int, int]]:
         kind, count, size = _BLOCK.unpack_from(data, at)
         start, end = at + _BLOCK.size, at + _BLOCK.size + size
         if kind not in {_TAGS, _NODES, _EXPIRIES}:
-            raise Corrupt(path, at, f"block of unknown kind {kind}")
+            raise Corrupt(path, at, f"unknown block kind {kind}")
         if end > len(data):
-            raise Corrupt(path, at, "a block runs past the end")
+            raise Corrupt(path, at, "a block extends past the end of the file")
         yield kind, count, start, end
         at = end
 
@@ -405,12 +408,12 @@ def _names(path: str, data: bytes, start: int, end: int, count: int) -> list[byt
             return [
                 data[first:last] for first, last in zip((ends - lengths).tolist(), ends.tolist(), strict=True)
             ]
-    raise Corrupt(path, start, f"a block of {count} names does not add up")
+    raise Corrupt(path, start, f"the length of a block of {count} names is wrong")
 
 
 def _expiries(path: str, data: bytes, start: int, end: int, count: int) -> Rows:
     if end - start != count * EXPIRY.itemsize:
-        raise Corrupt(path, start, f"a block of {count} expiries does not add up")
+        raise Corrupt(path, start, f"the length of a block of {count} expiries is wrong")
     return np.frombuffer(data, dtype=EXPIRY, count=count, offset=start)
 
 
@@ -418,7 +421,7 @@ def _expiries(path: str, data: bytes, start: int, end: int, count: int) -> Rows:
 
 
 def runs_of(starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Join ranges that touch; they are in order."""
+    """Join adjacent ranges, given in order."""
     if not len(starts):
         return []
     gaps = np.flatnonzero(starts[1:] != ends[:-1])
@@ -432,19 +435,19 @@ def count_live(rows: Rows, deleted: Mask | None) -> int:
     return int(np.count_nonzero(present if deleted is None else present & ~deleted))
 
 
-# ── Cutting and removing ──────────────────────────────────────────────────────────────
+# ── Truncating and removing ───────────────────────────────────────────────────────────
 
 
 def truncate_to_meta(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Corrupt | None:
-    """At recovery: drop what a checkpoint wrote after the snapshot. The log holds it and writes it again.
+    """In recovery: drop what a checkpoint wrote after the snapshot. It is still in the log and will be written again.
 
-    Corrupt when what is left is too short; returned for .idx and .dict, which can be made again from .data.
+    Corrupt if a file is too short; returned instead of raised for .idx and .dict, which can be rebuilt from .data.
     """
     broken: Corrupt | None = None
     for suffix, length, _ in expected_files(meta):
         path = segment_path(topic_dir, meta, suffix)
         try:
-            _cut(disk, path, length, _most(disk, path, meta) if suffix == "del" else length)
+            _truncate(disk, path, length, _del_bytes_max(disk, path, meta) if suffix == "del" else length)
         except Corrupt as error:
             if suffix not in {"idx", "dict"}:
                 raise
@@ -453,14 +456,14 @@ def truncate_to_meta(disk: Disk, topic_dir: str, meta: SegmentMeta) -> Corrupt |
     return broken
 
 
-def _most(disk: Disk, path: str, meta: SegmentMeta) -> int:
-    """How long .del may be."""
+def _del_bytes_max(disk: Disk, path: str, meta: SegmentMeta) -> int:
+    """The maximum length of .del."""
     if meta.del_bytes or not disk.exists(path):
         return meta.del_bytes
     handle = disk.open(path)
     try:
         version = disk.read(handle, 8, 4)
-        # Of version 1 marks past the rows would hit records that are appended later.
+        # In version 1, marks past the last row would apply to records appended later.
         grown = version == DEL_VERSION.to_bytes(4, "little")
         return disk.size(handle) if grown else HEADER_BYTES + meta.rows
     finally:
@@ -468,7 +471,7 @@ def _most(disk: Disk, path: str, meta: SegmentMeta) -> int:
 
 
 def expected_files(meta: SegmentMeta) -> list[tuple[str, int, bytes]]:
-    """Suffix, least length and magic of each file that must exist on the hot tier."""
+    """Suffix, minimum length and magic of each file that must exist on the hot tier."""
     expected: list[tuple[str, int, bytes]] = []
     if meta.rows:
         if meta.tier != COLD:
@@ -486,18 +489,18 @@ def _unexpected(meta: SegmentMeta) -> list[str]:
     if meta.sealed:
         known.add("sum")
     if meta.tier == COLD:
-        known.add("data")  # it is there too until no snapshot is left that looks for it there
+        known.add("data")  # kept on the hot tier until no snapshot refers to it there
     return [suffix for suffix in ("sum", "del", "dict", "idx", "data") if suffix not in known]
 
 
-def _cut(disk: Disk, path: str, least: int, most: int) -> None:
+def _truncate(disk: Disk, path: str, least: int, most: int) -> None:
     if not disk.exists(path):
         raise Corrupt(path, 0, "is missing")
     handle = disk.open(path)
     try:
         size = disk.size(handle)
         if size < least:
-            raise Corrupt(path, size, f"ends before byte {least}, up to which it was written")
+            raise Corrupt(path, size, f"has {size} bytes instead of {least}")
         if size > most:
             disk.truncate(handle, most)
     finally:
@@ -505,9 +508,9 @@ def _cut(disk: Disk, path: str, least: int, most: int) -> None:
 
 
 def remove_segment(disk: Disk, topic_dir: str, first_seq: int, generation: int) -> None:
-    """Remove all files of one generation. Not synced: what comes back after a power cut is an orphan.
+    """Remove all files of one generation. Not synced: files that come back after a power cut are orphans.
 
-    `.sum` goes first: when a crash stops this half-way, no .sum is left that promises the rest.
+    `.sum` goes first, so that a crash cannot leave a .sum without the files it covers.
     """
     remove_files(disk, topic_dir, SegmentMeta(first_seq, generation), "sum", "del", "dict", "idx", "data")
 

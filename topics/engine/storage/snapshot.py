@@ -1,4 +1,4 @@
-"""Snapshots: the whole state of a shard in one file, written aside and then renamed."""
+"""Snapshots: the state of a shard in one file, written under a temporary name and renamed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from topics.engine.storage.files import (
 )
 
 MAGIC = b"TPCSSNP\0"
-ITER_ROW_BYTES_MAX = 256 * MIB  # no row is that long; a length field that has rotted must not take all memory
-PIECE_BYTES = 256 * KIB  # one write call; smaller ones cost more in calls than in bytes
+ITER_ROW_BYTES_MAX = 256 * MIB  # no row is that long; a damaged length field must not exhaust memory
+PIECE_BYTES = 256 * KIB  # per write call; with smaller pieces the calls dominate
 
 _NAME = re.compile(r"snap-([0-9a-f]{16})")
 _LENGTH = Struct("<I")
@@ -35,9 +35,9 @@ def snapshot_path(meta_dir: str, number: int) -> str:
 
 
 class SnapshotWriter:
-    """Takes the shard row, then one row a topic; `finish`, then `publish`.
+    """Takes the shard row, then one row per topic; then `finish` and `publish`.
 
-    The last two are separate so that the shell can run them off the loop: both sync.
+    The last two are separate so that the caller can run them off the loop: both sync.
     """
 
     def __init__(self, disk: Disk, meta_dir: str, number: int) -> None:
@@ -51,7 +51,7 @@ class SnapshotWriter:
         self._buffer = bytearray(header(MAGIC))
         ensure_dir(disk, meta_dir)
         self._handle: int | None = disk.open(self._temp, create=True)
-        # A crashed attempt of the same number may have been longer.
+        # A crashed attempt with the same number may have been longer.
         disk.truncate(self._handle, 0)
 
     def add(self, row: object) -> None:
@@ -61,7 +61,7 @@ class SnapshotWriter:
             self._flush()
 
     def finish(self) -> None:
-        """Closing row, digest, sync."""
+        """Write the closing row and the digest, and sync."""
         self._put(self._rows)
         self._flush()
         self._write(self._hasher.digest())
@@ -69,15 +69,15 @@ class SnapshotWriter:
         self._close()
 
     def publish(self) -> None:
-        """From here on it is the snapshot that recovery starts from."""
+        """Rename to the final name: recovery starts from this snapshot from now on."""
         if self._handle is not None:
-            raise RuntimeError("publish before finish: the file may not be whole")
+            raise RuntimeError("publish before finish: the file is incomplete")
         self._disk.rename(self._temp, self._path)
         try:
             self._disk.sync_dir(parent(self._path))
         except OSError as error:
-            # Nobody knows which snapshot a start would take, so its segments must not be written over by a next try.
-            raise OSError(errno.EIO, f"whether the snapshot is there is not known: {error}") from error
+            # It is unknown which snapshot a restart would use, so a retry must not overwrite the segments of this one.
+            raise OSError(errno.EIO, f"unknown whether the snapshot was published: {error}") from error
 
     def abandon(self) -> None:
         """Give up before `publish`."""
@@ -111,14 +111,14 @@ class SnapshotWriter:
 
 
 def read_snapshot(disk: Disk, meta_dir: str, number: int) -> tuple[bytes, list[bytes]]:
-    """The encoded shard row and topic rows; nothing is returned before everything is verified."""
+    """The encoded shard row and topic rows of a verified snapshot."""
     path = snapshot_path(meta_dir, number)
     rows = list(split_rows(path, read_digest_file(disk, path, MAGIC)))
     if len(rows) < 2:
         raise Corrupt(path, 0, "has no shard row or no closing row")
     closing = rows.pop()
     if closing != msgspec.msgpack.encode(len(rows)):
-        raise Corrupt(path, 0, f"holds {len(rows)} rows, which is not what its closing row says")
+        raise Corrupt(path, 0, f"has {len(rows)} rows, unlike its closing row")
     return rows[0], rows[1:]
 
 
@@ -130,14 +130,14 @@ def split_rows(path: str, payload: bytes) -> Iterator[bytes]:
         (length,) = _LENGTH.unpack_from(payload, at)
         at += _LENGTH.size
         if length > end - at:
-            raise Corrupt(path, at, "a row runs past the end")
+            raise Corrupt(path, at, "a row extends past the end of the file")
         yield payload[at : at + length]
         at += length
 
 
 def iter_rows(disk: Disk, path: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """The rows between two offsets, the closing one included, each with its offset; one at a time, for whoever only
-    looks. Whether the file agrees with its digest is asked before: `files.check_digest_file`."""
+    """The rows between two offsets, including the closing row, each with its offset; one at a time, for tools. Verify the file
+    before, with `files.check_digest_file`."""
     handle = disk.open(path)
     try:
         at = start
@@ -146,9 +146,11 @@ def iter_rows(disk: Disk, path: str, start: int, end: int) -> Iterator[tuple[int
                 raise Corrupt(path, at, "ends inside a row length")
             (length,) = _LENGTH.unpack(read_exact(disk, handle, path, at, _LENGTH.size))
             if length > end - at - _LENGTH.size:
-                raise Corrupt(path, at, "a row runs past the end")
+                raise Corrupt(path, at, "a row extends past the end of the file")
             if length > ITER_ROW_BYTES_MAX:
-                raise Corrupt(path, at, f"a row of {length} bytes, which is more than is looked at")
+                raise Corrupt(
+                    path, at, f"a row of {length} bytes, more than the limit of {ITER_ROW_BYTES_MAX}"
+                )
             yield at, read_exact(disk, handle, path, at + _LENGTH.size, length)
             at += _LENGTH.size + length
     finally:
@@ -156,17 +158,17 @@ def iter_rows(disk: Disk, path: str, start: int, end: int) -> Iterator[tuple[int
 
 
 def list_snapshots(disk: Disk, meta_dir: str) -> list[int]:
-    """Numbers of the published ones, ascending."""
+    """Numbers of the published snapshots, ascending."""
     return sorted(int(match[1], 16) for name in disk.list(meta_dir) if (match := _NAME.fullmatch(name)))
 
 
 def remove_snapshot(disk: Disk, meta_dir: str, number: int) -> None:
-    """Not synced: an old snapshot that comes back after a power cut is removed again."""
+    """Remove a snapshot. Not synced: if it comes back after a power cut, it is removed again."""
     disk.remove(snapshot_path(meta_dir, number))
 
 
 def remove_unfinished(disk: Disk, meta_dir: str) -> None:
-    """Remove what writers left that never got to `publish`; numbers rise, so nobody else would."""
+    """Remove temporary files of writers that never got to `publish`. Numbers increase, so no later writer replaces them."""
     for name in disk.list(meta_dir):
         if name.endswith(TEMP_SUFFIX) and _NAME.fullmatch(name.removesuffix(TEMP_SUFFIX)):
             disk.remove(f"{meta_dir}/{name}")

@@ -1,7 +1,7 @@
-"""Interned strings with reference counts: the small ints that index rows hold instead of tags and nodes.
+"""Interned strings with reference counts: index rows hold small ints instead of tags and nodes.
 
-An id whose count falls to zero is released with its string and given out again, so memory follows what is live
-even when every record brings a string of its own.
+An id whose count falls to zero is released and reused, so memory follows the live strings even if every record has a different
+one.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ _LOOP_MAX = 64
 class StringTable:
     """Strings by id and ids by string. Id 0 means no string and is never counted.
 
-    `ids`, `names` and `counts` are open to the hot loops of the engine; all changes but `counts[id] += 1` on a
-    known id go through the methods.
+    `ids`, `names` and `counts` may be read by the hot loops of the engine; all changes except `counts[id] += 1` for a known id go
+    through the methods.
     """
 
     __slots__ = ("_free", "counts", "held", "hold", "ids", "names")
 
     def __init__(self, *, hold: bool = False) -> None:
-        """With `hold`, a released id keeps its string until `release_held`: readers may lag behind the release."""
+        """With `hold`, a released id keeps its string until `release_held`, for readers that still see the old state."""
         self.hold = hold
-        self.held: (
-            deque[int] | tuple[()]
-        ) = ()  # an empty deque takes 760 bytes, which a topic at rest can do without
+        self.held: deque[int] | tuple[()] = ()  # an empty deque would take 760 bytes per idle topic
         self.ids: dict[bytes, int] = {}
         self.names: list[bytes | None] = [None]
         self.counts: array[int] = array("I", [0])
         self._free: array[int] = array("I")  # a stack, at 4 bytes per released id
 
     def __len__(self) -> int:
-        """How many strings are held."""
+        """Number of strings."""
         return len(self.ids)
 
     def add(self, name: bytes | None) -> int:
@@ -72,22 +70,22 @@ class StringTable:
         return out
 
     def add_counted(self, names: list[bytes], counts: npt.NDArray[np.int64]) -> Ids:
-        """Intern each name with so many references; a name with none is not interned and gets id 0."""
+        """Intern each name with its number of references; a name with 0 references is not interned and gets id 0."""
         if len(names) != counts.size:
             raise ValueError(f"{len(names)} names with {counts.size} counts")
         found = list(map(self.ids.get, names))
         if None in found or not counts.all():
             wanted = counts.tolist()
             fresh = [name for name, known, count in zip(names, found, wanted) if count and known is None]
-            self._intern_all(list(dict.fromkeys(fresh)))  # a name may come twice
+            self._intern_all(list(dict.fromkeys(fresh)))  # names may repeat
             found = [self.ids[name] if count else 0 for name, count in zip(names, wanted)]
         ids = np.array(found, dtype=np.uint32)
-        # `add.at`, since a name may come twice.
+        # `add.at`, since names may repeat.
         np.add.at(np.frombuffer(self.counts, np.uint32), ids, counts.astype(np.uint32))
         return ids
 
     def id_of(self, name: bytes | None) -> int:
-        """The id of this string, 0 when it is not held."""
+        """The id of this string; 0 if it is not interned."""
         if name is None:
             return 0
         return self.ids.get(name, 0)
@@ -97,11 +95,11 @@ class StringTable:
         return self.names[string_id]
 
     def count(self, string_id: int) -> int:
-        """How many references this id has."""
+        """Number of references to this id."""
         return self.counts[string_id]
 
     def release(self, string_id: int) -> bytes | None:
-        """Drop one reference. The string is returned when that was its last one and it is now forgotten."""
+        """Drop one reference. Returns the string if that was the last one and the id was released."""
         if not string_id:
             return None
         left = self.counts[string_id] - 1
@@ -111,11 +109,11 @@ class StringTable:
         return None if left else self._forget(string_id)
 
     def release_many(self, ids: Ids) -> list[tuple[int, bytes]]:
-        """Drop one reference per entry, zeros aside. Returns the forgotten ids with their strings."""
+        """Drop one reference per entry other than 0. Returns the released ids with their strings."""
         if ids.size < _LOOP_MAX:
             return self._release_each(ids.tolist())
         distinct, drops = self._tally(ids)
-        # No view of the counts is kept in a name: with one alive, in a traceback say, the array could not grow.
+        # Do not bind a view of the counts to a name: while one is alive, for example in a traceback, the array cannot grow.
         left = np.frombuffer(self.counts, np.uint32)[distinct].astype(np.int64) - drops
         if left.size and left.min() < 0:
             wrong = int(distinct[left.argmin()])
@@ -124,26 +122,26 @@ class StringTable:
         return [(string_id, self._forget(string_id)) for string_id in distinct[left == 0].tolist()]
 
     def _tally(self, ids: Ids) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The distinct ids other than 0, ascending, and how often each comes."""
+        """The distinct ids other than 0, ascending, and the number of occurrences of each."""
         if ids.size * 4 >= len(self.counts):
             often = np.bincount(ids, minlength=1)
             often[0] = 0
             distinct = np.flatnonzero(often)
             return distinct.astype(np.int64), often[distinct].astype(np.int64)
-        # Few ids of a large table: sorting them is cheaper than a pass over the table.
+        # Few ids, large table: sorting the ids is cheaper than a pass over the table.
         found, times = np.unique(ids[ids != 0], return_counts=True)
         return found.astype(np.int64), times.astype(np.int64)
 
     def _release_each(self, ids: list[int]) -> list[tuple[int, bytes]]:
-        forgotten: list[tuple[int, bytes]] = []
+        released: list[tuple[int, bytes]] = []
         for string_id in ids:
             name = self.release(string_id)
             if name is not None:
-                forgotten.append((string_id, name))
-        return forgotten
+                released.append((string_id, name))
+        return released
 
     def _intern(self, name: bytes, count: int) -> int:
-        """Give a new string an id."""
+        """Assign an id to a new string."""
         if self._free:
             string_id = self._free.pop()
             self.names[string_id] = name
@@ -156,7 +154,7 @@ class StringTable:
         return string_id
 
     def _intern_all(self, names: list[bytes]) -> None:
-        """Give new strings ids, without references so far."""
+        """Assign ids to new strings, without references yet."""
         reused = min(len(self._free), len(names))
         for name in names[:reused]:
             self._intern(name, 0)
@@ -166,7 +164,7 @@ class StringTable:
         self.counts.frombytes(bytes(len(fresh) * self.counts.itemsize))
 
     def _forget(self, string_id: int) -> bytes:
-        """Take back an id that nothing refers to."""
+        """Release an id without references."""
         name = self.names[string_id]
         assert name is not None, f"string id {string_id} is not in use"
         del self.ids[name]
@@ -180,9 +178,9 @@ class StringTable:
         return name
 
     def release_held(self, count: int) -> None:
-        """The `count` ids held longest may be reused: no reader can meet them any more."""
+        """Allow reuse of the `count` ids held longest: no reader can see them any more."""
         for _ in range(count):
-            assert isinstance(self.held, deque), "nothing is on hold"
+            assert isinstance(self.held, deque), "no id is held"
             string_id = self.held.popleft()
             self.names[string_id] = None
             self._free.append(string_id)
@@ -190,7 +188,7 @@ class StringTable:
             self.held = ()
 
     def all_ids_of(self, name: bytes) -> list[int]:
-        """The ids under which a reader may meet this string, those on hold included."""
+        """All ids that readers may see for this string, including held ones."""
         found = [string_id for string_id in self.held if self.names[string_id] == name]
         current = self.ids.get(name)
         return found if current is None else [*found, current]

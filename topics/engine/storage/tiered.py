@@ -1,7 +1,7 @@
-"""Both tiers as one disk, for whoever only looks: a `.data` file that is not on the hot tier is read from the cold one.
+"""Tiered disk: both tiers as one disk, for tools. A `.data` file that is not on the hot tier is read from the cold tier.
 
-So checking and salvaging need not know where a segment lies. Nothing is ever written to the cold tier through it, and it
-waits for the store: it is for tools, not for a server.
+Verification and salvage need not know where a segment is. The cold tier is only read, and calls block until the store answers,
+so it is not for a server.
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ class TieredDisk:
         self.hot = hot
         self._cold = cold
         self._root = topics_dir
-        self._names: dict[str, builtins.list[str]] | None = (
-            None  # by directory, with the directories themselves
-        )
+        self._names: dict[str, builtins.list[str]] | None = None  # by directory; the root has the directories
         self._handles: dict[int, tuple[str, int]] = {}
-        self._next_handle = -1  # below zero, so that it is none of the hot ones
+        self._next_handle = -1  # negative, unlike the handles of the hot tier
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -98,11 +96,11 @@ class TieredDisk:
     def random_u64(self) -> int:
         return self.hot.random_u64()
 
-    # -- what is cold --------------------------------------------------------------------------------------
+    # -- cold tier -----------------------------------------------------------------------------------------
 
     def _writable(self, handle: int) -> int:
         if handle < 0:
-            raise OSError(errno.EROFS, "the cold tier is only read", self._handles[handle][0])
+            raise OSError(errno.EROFS, "the cold tier is read-only", self._handles[handle][0])
         return handle
 
     def _is_cold(self, path: str) -> bool:
@@ -110,7 +108,7 @@ class TieredDisk:
         return name in self._listed().get(directory, [])
 
     def _listed(self) -> dict[str, builtins.list[str]]:
-        """Listed once: whoever looks holds the locks of both tiers' server."""
+        """The .data files of the cold tier. Listed once: the caller holds the locks of both tiers."""
         if self._names is None:
             self._names = {}
             for key in self._cold.list(f"{self._root}/"):

@@ -1,4 +1,4 @@
-"""Files of open transactions: what was staged, chunk after chunk, and once it is decided what is to be appended.
+"""Transaction files: the staged chunks of an open transaction, and the commit decision.
 
     txn-<id of the transaction, 16 hex>-<number>       in the topic's directory, on the hot tier
 
@@ -6,10 +6,11 @@
     entry    kind u8 · 0 u24 · head_len u32 · body_len u64 · digest of the body · digest of all before and of head · head · body
 
     kind 1   a chunk: head is msgpack of ChunkHead, body msgpack of the columns of its records
-    kind 2   a decision: body is msgpack of the chunks to append, in order, each with the place of its entry, records and size
+    kind 2   a decision: body is msgpack of the chunks to append, in order, each with the position of its entry, records and size
 
-A file is read up to the first entry that does not agree with its digests: what a power cut left of an unsynced one. Nothing
-points behind that, so the next entry is written over it. An entry that is whole was staged, whoever heard of it.
+A file is read up to the first entry whose digests do not match: the rest of an unsynced entry after a power cut. Nothing refers
+to it or to bytes after it, so the next entry overwrites it. A valid entry counts as staged, even if its request was never
+answered.
 """
 
 from __future__ import annotations
@@ -39,15 +40,14 @@ from topics.engine.storage.files import (
 
 MAGIC = b"TPCSTXN\0"
 CHUNK, DECISION = 1, 2
-HEAD_BYTES_MAX = 4096  # a longer one is rot
+HEAD_BYTES_MAX = 4096  # a longer head means damage
 
 _NAME = re.compile(r"txn-([0-9a-f]{16})-([0-9]+)")
 _FIELDS = Struct("<BxxxIQ8s")
 ENTRY_BYTES = _FIELDS.size + DIGEST_BYTES
 
-ChunkPosition: TypeAlias = tuple[
-    int, int, int, int
-]  # a chunk: offset and length of its entry, records, their accounted bytes
+# Offset and length of the entry, number of records, their accounted bytes.
+ChunkPosition: TypeAlias = tuple[int, int, int, int]
 
 
 class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
@@ -55,11 +55,11 @@ class ChunkHead(msgspec.Struct, frozen=True, array_like=True):
     chunk: int
     records: int
     size: int  # accounted bytes
-    largest: int  # of one record
+    largest: int  # accounted bytes of the largest record
 
 
 class TransactionEntry(msgspec.Struct, frozen=True):
-    """One entry as it lies in a file. `chunk` is None for a decision."""
+    """An entry of a file. `chunk` is None for a decision."""
 
     offset: int
     bytes: int
@@ -77,7 +77,7 @@ def file_name(txn: int, number: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """Id and number of the transaction; None: no such file."""
+    """Transaction id and file number; None for other names."""
     match = _NAME.fullmatch(name)
     return (int(match[1], 16), int(match[2])) if match else None
 
@@ -103,10 +103,10 @@ def _read_entry(disk: Disk, handle: int, path: str, offset: int) -> tuple[int, b
     start = read_exact(disk, handle, path, offset, ENTRY_BYTES)
     kind, head_len, body_len, digest = _FIELDS.unpack_from(start)
     if head_len > HEAD_BYTES_MAX:
-        raise Corrupt(path, offset, "no entry begins here")
+        raise Corrupt(path, offset, "no entry starts here")
     head = read_exact(disk, handle, path, offset + ENTRY_BYTES, head_len)
     if xxh(start[: _FIELDS.size] + head) != start[_FIELDS.size :]:
-        raise Corrupt(path, offset, "the entry does not agree with its digest")
+        raise Corrupt(path, offset, "digest of the entry does not match")
     return kind, head, body_len, digest
 
 
@@ -114,11 +114,11 @@ def _read_body(disk: Disk, handle: int, path: str, offset: int, kind: int) -> by
     found, head, body_len, digest = _read_entry(disk, handle, path, offset)
     body = read_exact(disk, handle, path, offset + ENTRY_BYTES + len(head), body_len)
     if found != kind or xxh(body) != digest:
-        raise Corrupt(path, offset, "the entry does not agree with its digest")
+        raise Corrupt(path, offset, "digest of the entry does not match")
     return body
 
 
-def _body_holds(disk: Disk, handle: int, at: int, length: int, digest: bytes) -> bool:
+def _body_matches(disk: Disk, handle: int, at: int, length: int, digest: bytes) -> bool:
     hasher = Hasher()
     end = at + length
     while at < end:
@@ -134,7 +134,7 @@ def _body_holds(disk: Disk, handle: int, at: int, length: int, digest: bytes) ->
 
 
 def entries(disk: Disk, path: str) -> Iterator[TransactionEntry]:
-    """Every entry up to the first that is not whole. Raises Corrupt when the file has not even its header."""
+    """All entries up to the first invalid one. Raises Corrupt if the header is invalid."""
     handle = disk.open(path)
     try:
         check_header(path, disk.read(handle, 0, HEADER_BYTES), MAGIC)
@@ -146,7 +146,7 @@ def entries(disk: Disk, path: str) -> Iterator[TransactionEntry]:
             except (Corrupt, msgspec.MsgspecError, UnicodeDecodeError):
                 return
             body_at = offset + ENTRY_BYTES + len(head)
-            if not _body_holds(disk, handle, body_at, body_len, digest):
+            if not _body_matches(disk, handle, body_at, body_len, digest):
                 return
             yield TransactionEntry(offset, body_at + body_len - offset, chunk)
             offset = body_at + body_len
@@ -155,15 +155,15 @@ def entries(disk: Disk, path: str) -> Iterator[TransactionEntry]:
 
 
 def read_staged(disk: Disk, path: str) -> list[TransactionEntry]:
-    """What is there after a start; nothing when there is no file, or none that came to hold anything."""
+    """The entries found at a start; empty if the file does not exist or has no valid header."""
     try:
         return list(entries(disk, path))
     except (FileNotFoundError, Corrupt):
         return []
 
 
-def write_entries(disk: Disk, path: str, offset: int, made: list[bytes], *, sync: bool) -> None:
-    """Put entries at the end of what counts, and make them last when asked to."""
+def write_entries(disk: Disk, path: str, offset: int, encoded: list[bytes], *, sync: bool) -> None:
+    """Write entries at `offset`, the end of the valid ones, and sync them if asked to."""
     directory = parent(path)
     if sync:
         ensure_dir(disk, directory)
@@ -172,11 +172,11 @@ def write_entries(disk: Disk, path: str, offset: int, made: list[bytes], *, sync
     handle = disk.open(path, create=True)
     try:
         if disk.size(handle) != offset:
-            # Cut first: whole entries of an attempt that failed must not follow the new ones.
+            # Truncate first: valid entries of a failed attempt must not follow the new ones.
             disk.truncate(handle, min(offset, disk.size(handle)))
         if offset == HEADER_BYTES:
             disk.write(handle, 0, header(MAGIC))
-        for entry in made:
+        for entry in encoded:
             disk.write(handle, offset, entry)
             offset += len(entry)
         if sync:
@@ -187,14 +187,14 @@ def write_entries(disk: Disk, path: str, offset: int, made: list[bytes], *, sync
         disk.sync_dir(directory)
 
 
-def read_chunks(disk: Disk, path: str, placed: list[ChunkPosition]) -> list[Records | None]:
-    """The records of chunks; None for one that is not what was staged."""
+def read_chunks(disk: Disk, path: str, positions: list[ChunkPosition]) -> list[Records | None]:
+    """The records of chunks; None for a chunk that is damaged."""
     try:
         handle = disk.open(path)
     except FileNotFoundError:
-        return [None] * len(placed)
+        return [None] * len(positions)
     try:
-        return [_read_chunk(disk, handle, path, offset, count) for offset, _, count, _ in placed]
+        return [_read_chunk(disk, handle, path, offset, count) for offset, _, count, _ in positions]
     finally:
         disk.close(handle)
 
@@ -208,7 +208,7 @@ def _read_chunk(disk: Disk, handle: int, path: str, offset: int, count: int) -> 
 
 
 def read_decision(disk: Disk, path: str, offset: int) -> list[ChunkPosition] | None:
-    """What was decided to be appended; None when it cannot be read any more."""
+    """The chunks to append, from a decision; None if it cannot be read."""
     try:
         handle = disk.open(path)
     except FileNotFoundError:
@@ -221,16 +221,16 @@ def read_decision(disk: Disk, path: str, offset: int) -> list[ChunkPosition] | N
         disk.close(handle)
 
 
-def blank_chunks(disk: Disk, path: str, placed: list[ChunkPosition]) -> None:
-    """Overwrite the records of chunks that are in the log by now, for good."""
-    if not placed:
+def blank_chunks(disk: Disk, path: str, positions: list[ChunkPosition]) -> None:
+    """Overwrite chunks whose records are in the log with zeros."""
+    if not positions:
         return
     try:
         handle = disk.open(path)
     except FileNotFoundError:
         return
     try:
-        for offset, length, _, _ in placed:
+        for offset, length, _, _ in positions:
             for at in range(offset, offset + length, MIB):
                 disk.write(handle, at, bytes(min(MIB, offset + length - at)))
         disk.sync(handle)

@@ -1,18 +1,18 @@
 """The write-ahead log of one shard: envelopes in zero-filled files.
 
-    file:      64-byte header, which knows the file's length · envelopes, 8-byte aligned
+    file:      64-byte header, which includes the file's length · envelopes, 8-byte aligned
     envelope:  magic u32 · length u32 · salt u64 · lsn u64 · prev_lsn u64 · synced_lsn u64 · digest · frames
 
-An envelope is valid when its salt is the file's and its digest (of the body, seeded with the digest of the header)
-agrees. `lsn` grows by one an envelope. What a bad envelope means is decided from what follows it:
+An envelope is valid if its salt is that of the file and its digest (of the body, seeded with the digest of the header) matches.
+`lsn` increases by one per envelope. What an invalid envelope means depends on what follows:
 
-- a later file begins with the very next number: recovery copied the tail there, and this file's rest is void;
-- a later valid envelope was written when the missing ones were known to be synced: **rotten**;
-- the file is shorter than it was made: **rotten**, whatever is missing;
-- else **torn**: never acked as synced, and cut.
+- a later file starts with the very next lsn: recovery copied the tail there, and the rest of this file is void;
+- a later valid envelope was written when the missing ones were known to be synced: **damage**;
+- the file is shorter than the length in its header: **damage**, whatever is missing;
+- otherwise **torn**: never acked as synced, and cut off.
 
-Never append to a recovered file: a page that is read back from the cache may not be on the disk. Recovery opens
-a new file, copies what is not known to be synced, syncs it, and only then is the shard ready.
+Never append to a recovered file: a page read back from the page cache may not be on disk. Recovery opens a new file, copies
+what is not known to be synced, syncs it, and only then is the shard ready.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ FILE_HEADER_BYTES = 64
 ENVELOPE_MAGIC = b"ENV1"
 ENVELOPE = struct.Struct("<4sIQQQQ")
 ENVELOPE_BYTES = 48
-ITER_ENVELOPE_BYTES_MAX = 256 << 20  # what a tool reads at once; no envelope is that long
-VERSION_MAX = 0xFFFF  # no version of the format gets that far: a larger number is rot
+ITER_ENVELOPE_BYTES_MAX = 256 << 20  # read at once by tools; no envelope is that long
+VERSION_MAX = 0xFFFF  # a larger version number is damage
 _SEARCH_BYTES = 1 << 20
-SALT_SEARCH_PASSES = 8  # how many times over a file may be hashed in search of envelopes, at some 10 GB/s
+SALT_SEARCH_PASSES = 8  # bytes hashed in search of envelopes, as a multiple of the file size; about 10 GB/s
 
 
 class WalStart(msgspec.Struct, frozen=True, array_like=True):
-    """First frame of every file: which file came before, how it ended, and on which boot this one was begun."""
+    """First frame of every file: the preceding file, how it ended, and the boot on which this file was started."""
 
     file_number: int
     previous_file: int
-    previous_lsn: int  # entries past it in earlier files are void: recovery copied what counts
+    previous_lsn: int  # later entries in earlier files are void: recovery copied the valid ones
     previous_digest: bytes
     boot_id: str
 
@@ -69,7 +69,7 @@ class WalFile:
 
 @dataclass(slots=True)
 class Envelope:
-    """A valid envelope found by a scan; `start` and `end` bound its frames in the file."""
+    """A valid envelope found by a scan; its frames are at [start, end) of the file."""
 
     lsn: int
     prev_lsn: int
@@ -86,12 +86,12 @@ class ScannedFile:
     data: bytes
     salt: int
     envelopes: list[Envelope] = field(default_factory=list)
-    bad_at: list[int] = field(default_factory=list)  # offsets where an envelope should be and is not
-    capacity: int = 0  # 0: of a version that did not write it down
+    bad_at: list[int] = field(default_factory=list)  # offsets where an envelope is invalid or missing
+    capacity: int = 0  # 0: written by a version that did not store it
 
     @property
     def is_short(self) -> bool:
-        """Whether the file has lost its end. It had its whole length before its header was written."""
+        """Whether the file was truncated. It has its full length before its header is written."""
         return len(self.data) < self.capacity
 
 
@@ -115,25 +115,25 @@ def encode_envelope(salt: int, lsn: int, prev_lsn: int, synced_lsn: int, body: b
 
 
 def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
-    """Find every valid envelope of a file; None when its header was never finished, and so it was never used."""
+    """Find all valid envelopes of a file; None if its header was never completed, and the file never used."""
     head = data[:FILE_HEADER_BYTES]
     if len(head) < FILE_HEADER_BYTES:
         return None
     magic, version, _, stored_number, salt, capacity = FILE_HEADER.unpack(head[:56])
-    is_rotten = version > VERSION_MAX and not is_blank(data)
-    is_other = version not in (0, frames.FORMAT_VERSION)  # 0 is a header that was being written
-    if magic == MAGIC and is_other and not is_rotten and not _holds_envelope(data):
+    is_damaged = version > VERSION_MAX and not is_blank(data)
+    is_other = version not in (0, frames.FORMAT_VERSION)  # 0: an unfinished header
+    if magic == MAGIC and is_other and not is_damaged and not _holds_envelope(data):
         raise UnsupportedFormat(path, version)
     if xxh3_64_digest(head[:56]) != head[56:]:
-        if _holds_envelope(data) or (magic == MAGIC and is_rotten):
-            raise Corrupt(path, 0, "the file header does not agree with its digest")
+        if _holds_envelope(data) or (magic == MAGIC and is_damaged):
+            raise Corrupt(path, 0, "digest of the file header does not match")
         return None
     if magic != MAGIC:
         raise Corrupt(path, 0, "not a log file")
     if version != frames.FORMAT_VERSION:
         raise UnsupportedFormat(path, version)
     if stored_number != number:
-        raise Corrupt(path, 16, f"the file says it is number {stored_number}")
+        raise Corrupt(path, 16, f"the header has file number {stored_number}")
     found = ScannedFile(number, path, data, salt, capacity=capacity)
     at = FILE_HEADER_BYTES
     while at + ENVELOPE_BYTES <= len(data):
@@ -143,28 +143,28 @@ def scan(path: str, number: int, data: bytes) -> ScannedFile | None:
             at = _aligned(envelope.end)
             continue
         if not np.frombuffer(data, np.uint8, offset=at).any():
-            break  # the zero-filled rest
+            break  # the rest is zeros
         found.bad_at.append(at)
         following = _find_envelope(data, at + 8, salt)
         if following is None:
             break
         at = following
     else:
-        # Too little for an envelope, and not the zeros that end a full file: it was cut short inside one.
+        # Less than an envelope, but not the zeros at the end of a full file: truncated inside an envelope.
         if any(data[at:]):
             found.bad_at.append(at)
     return found
 
 
 def is_blank(data: bytes) -> bool:
-    """Whether nothing was ever written behind the header, finished or not: a spare that nobody used."""
+    """Whether there are only zeros after the header: an unused spare file."""
     return data.count(0, FILE_HEADER_BYTES) == max(
         0, len(data) - FILE_HEADER_BYTES
     )  # any() takes ten times as long
 
 
 def is_truncated(found: ScannedFile | None, data: bytes) -> bool:
-    """Whether a file without entries was cut off where they were, rather than never having had any."""
+    """Whether a file without valid envelopes lost them by truncation, rather than never having had any."""
     if found is None:
         return len(data) < FILE_HEADER_BYTES and data.startswith(MAGIC)
     at_start = len(data) == FILE_HEADER_BYTES or not is_blank(data)
@@ -192,8 +192,8 @@ def envelope_at(data: bytes, at: int, salt: int) -> Envelope | None:
 def iter_envelopes(
     disk: Disk, handle: int, size: int, salt: int
 ) -> Iterator[tuple[Envelope, bytes] | tuple[None, int]]:
-    """As `scan`, for whoever only looks: valid envelopes with their frames one at a time, and (None, offset) where one
-    should be and is not. No more than one of them is in memory."""
+    """`scan` for tools, with one envelope in memory at a time: yields valid envelopes with their frames, and (None, offset) where
+    one is invalid or missing."""
     at = FILE_HEADER_BYTES
     while at < size:
         found = _read_envelope(disk, handle, size, at, salt)
@@ -233,22 +233,22 @@ def _is_zero_from(disk: Disk, handle: int, at: int, size: int) -> bool:
 
 
 def _next_envelope(disk: Disk, handle: int, size: int, at: int, salt: int) -> int | None:
-    """The next aligned place at or after `at` where a valid envelope begins; `at` is aligned, and so is each piece."""
+    """The next aligned offset from `at` on with a valid envelope; `at` is aligned, and so is each piece."""
     for piece in range(at, size, _SEARCH_BYTES):
-        data = disk.read(handle, piece, _SEARCH_BYTES)  # an aligned magic never lies across two pieces
+        data = disk.read(handle, piece, _SEARCH_BYTES)  # an aligned magic never crosses a piece boundary
         within = data.find(ENVELOPE_MAGIC)
         while within >= 0:
-            place = piece + within
-            if within % 8 == 0 and _read_envelope(disk, handle, size, place, salt) is not None:
-                return place
+            offset = piece + within
+            if within % 8 == 0 and _read_envelope(disk, handle, size, offset, salt) is not None:
+                return offset
             within = data.find(ENVELOPE_MAGIC, within + 1)
     return None
 
 
 def salts_in(data: bytes) -> Iterator[int | None]:
-    """The salts of envelopes that are valid by their own salt, for a file whose header is gone.
+    """The salts of envelopes that are valid with their own salt, for a file with a damaged header.
 
-    Payloads may be made to look like envelopes, so how much is hashed is bounded; None when that is not enough.
+    Payloads may imitate envelopes, so the number of hashed bytes is limited; None if that limit is reached.
     """
     left = SALT_SEARCH_PASSES * len(data)
     at = data.find(ENVELOPE_MAGIC, FILE_HEADER_BYTES)
@@ -265,12 +265,12 @@ def salts_in(data: bytes) -> Iterator[int | None]:
 
 
 def _holds_envelope(data: bytes) -> bool:
-    """Whether there is or may be an envelope that is valid by its own salt: the header is rotten, not unfinished."""
+    """Whether there may be an envelope that is valid with its own salt: then the header is damaged, not unfinished."""
     return any(True for _ in salts_in(data))
 
 
 def _find_envelope(data: bytes, at: int, salt: int) -> int | None:
-    """The next aligned place at or after `at` where a valid envelope begins."""
+    """The next aligned offset from `at` on with a valid envelope."""
     while True:
         at = data.find(ENVELOPE_MAGIC, at)
         if at < 0:
@@ -281,7 +281,7 @@ def _find_envelope(data: bytes, at: int, salt: int) -> int | None:
 
 
 def last_valid_lsns(starts: list[WalStart | None]) -> list[int]:
-    """For each file the last lsn that counts: a later file's start makes what lies past its previous_lsn void."""
+    """The last valid lsn of each file: entries after the previous_lsn of a later file's start are void."""
     bound = 1 << 64
     bounds: list[int] = []
     for start in reversed(starts):
@@ -292,7 +292,7 @@ def last_valid_lsns(starts: list[WalStart | None]) -> list[int]:
 
 
 def start_of(file: ScannedFile) -> WalStart | None:
-    """What the first frame of the file says about the file before, if that frame is there."""
+    """The WalStart in the first frame of the file; None if it has another frame there."""
     envelope = file.envelopes[0]
     starts: list[int] = []
     frames.frame_starts(file.data, envelope.start, envelope.end, starts)
@@ -303,37 +303,37 @@ def start_of(file: ScannedFile) -> WalStart | None:
 
 
 def stale_ranges(file: ScannedFile, bound: int, reached: int) -> tuple[list[tuple[int, int]], int]:
-    """Places of a file that no start goes by: what lies past `bound`, the last lsn that counts, and is torn or stands
-    behind a gap. Whole entries past it that follow without one were copied when the file was cut off there.
+    """Byte ranges of a file that no start uses: those after `bound`, the last valid lsn, that are torn or follow a gap. Valid
+    entries after it without a gap were copied to the next file when this one was cut off there.
 
-    `reached` is how far the log goes without a gap before this file; also returned as it is after it.
+    `reached`: the lsn up to which the log has no gap before this file. Returned as it is after the file.
     """
-    places: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     at = FILE_HEADER_BYTES
     for envelope in file.envelopes:
         begin = envelope.start - ENVELOPE_BYTES
         if reached >= bound:
-            places.append((at, begin))
+            ranges.append((at, begin))
         if envelope.lsn > max(bound, reached + 1):
-            places.append((begin, envelope.end))
+            ranges.append((begin, envelope.end))
         else:
             reached = envelope.lsn
         at = envelope.end
     if reached >= bound:
-        places.append((at, len(file.data)))
-    ends = [start + len(file.data[start:end].rstrip(b"\0")) for start, end in places]
-    return [(start, end) for (start, _), end in zip(places, ends) if end > start], reached
+        ranges.append((at, len(file.data)))
+    ends = [start + len(file.data[start:end].rstrip(b"\0")) for start, end in ranges]
+    return [(start, end) for (start, _), end in zip(ranges, ends) if end > start], reached
 
 
 class Wal:
-    """The files of one shard's log and its place in them. Writing is here, syncing is a job of the shell."""
+    """The log files of one shard and the write position. Syncing is done by the caller, off the loop."""
 
     def __init__(self, disk: Disk, directory: str, *, shard: int, file_bytes: int) -> None:
         self._disk = disk
         self.directory = directory
         self._shard = shard
         self.file_bytes = file_bytes
-        self.files: list[WalFile] = []  # ascending; the last one takes the envelopes
+        self.files: list[WalFile] = []  # ascending; the last one is active
         self.spare: WalFile | None = None
         self.next_number = 1
         self.last_lsn = 0
@@ -346,9 +346,9 @@ class Wal:
     # -- files ---------------------------------------------------------------------------------------------
 
     def make_file(self, number: int, capacity: int) -> WalFile:
-        """Zero-fill a file and sync its header and name, so that it can take a frame at any moment.
+        """Create a zero-filled file with a synced header and name, ready for envelopes.
 
-        The zeros are synced before the header is written: whoever meets a whole header knows that the file had its length.
+        The zeros are synced before the header is written, so a file with a complete header once had its full length.
         """
         path = f"{self.directory}/{file_name(number)}"
         salt = self._disk.random_u64()
@@ -362,7 +362,7 @@ class Wal:
             self._disk.sync(handle)
             self._disk.sync_dir(self.directory)
         except OSError:
-            # A half-made file would only hold the space that somebody is waiting for.
+            # An incomplete file would only take up space on a full disk.
             self._disk.close(handle)
             self._disk.remove(path)
             raise
@@ -373,7 +373,7 @@ class Wal:
         return self.next_number - 1
 
     def begin_file(self, file: WalFile, ts: int) -> None:
-        """Make `file` the active one; its first envelope chains it to the file before."""
+        """Make `file` the active one; its first envelope chains it to the preceding file."""
         self.files.append(file)
         self.append(self.start_frame(file.number, ts))
 
@@ -387,7 +387,7 @@ class Wal:
 
     @property
     def next_frame_offset(self) -> int:
-        """Where the first frame of the next envelope will lie in the active file."""
+        """The offset of the first frame of the next envelope in the active file."""
         return self.files[-1].position + ENVELOPE_BYTES
 
     # -- writing -------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Wal:
         file = self.files[-1]
         lsn = self.last_lsn + 1
         data = encode_envelope(file.salt, lsn, self.last_lsn, self.synced_lsn, body)
-        assert file.position + len(data) <= file.capacity, "an envelope must not run over its file"
+        assert file.position + len(data) <= file.capacity, "an envelope must fit into its file"
         self._disk.write(file.handle, file.position, data)
         file.position = _aligned(file.position + len(data))
         if not file.first_lsn:
@@ -411,14 +411,14 @@ class Wal:
         return lsn
 
     def begin_sync(self) -> tuple[list[WalFile], int]:
-        """The files to sync, oldest first, and the lsn that is safe once all of them are."""
+        """The files to sync, oldest first, and the lsn that is synced once all of them are."""
         files, self.unsynced_files = self.unsynced_files, []
         return files, self.last_lsn
 
-    # -- dropping ------------------------------------------------------------------------------------------
+    # -- removal -------------------------------------------------------------------------------------------
 
     def take_obsolete(self, lsn: int) -> list[WalFile]:
-        """Take out the files all of whose envelopes are at or below `lsn`; the active one stays."""
+        """Take out the files whose envelopes are all at or below `lsn`; the active file stays."""
         gone = [file for file in self.files[:-1] if file.last_lsn <= lsn and file not in self.unsynced_files]
         if gone:
             self.files = [file for file in self.files if file not in gone]

@@ -1,15 +1,14 @@
-"""The file `watch` of a shard, as far as tools know it: entries that are appended, each with its digests.
+"""The `watch` file of a shard, with its watch sessions: a log of entries, each with digests.
 
     start    header of all files, version 2 · salt u64 · end of the base u64 · digest of all before
     entry    mark 4 bytes · length u32 · digest of the payload · digest of salt, offset and all before · payload
-    payload  msgpack of Entry
+    payload  msgpack of WatchEntry
 
-The part up to the end of the base was there when the file got its name: written aside, synced, renamed. Entries behind it were
-appended one by one, each synced before the next. So an entry there that does not agree with its digests is what a crash left of
-the last one, and the file ends before it, unless a whole head follows: then it has rotted, as has anything wrong in the base.
-Salt and offset tie an entry to its file and place.
+The base is written under a temporary name, synced and renamed. Entries after it are appended one by one, each synced before the
+next. So an invalid entry after the base is the rest of the last one after a crash, and the file ends before it, unless a valid
+head follows: then it is damaged. Any invalid entry in the base is damage. Salt and offset tie an entry to its file and position.
 
-Version 1 was written whole each time: header, one Entry, digest of both.
+Version 1 was rewritten each time: header, one WatchEntry, digest of both.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ _PLACE = Struct("<QQ")
 _HEAD = Struct("<4sI8s")
 START_BYTES = HEADER_BYTES + _PLACE.size + DIGEST_BYTES
 ENTRY_BYTES = _HEAD.size + DIGEST_BYTES
-MARK = b"\xc1wch"  # 0xc1 is in no text, and no type of msgpack
+MARK = b"\xc1wch"  # 0xc1 occurs neither in UTF-8 nor as a msgpack type
 
 
 class WatchEntry(msgspec.Struct, frozen=True, array_like=True):
-    """What has changed. What ended comes first: another of its name may have been made since. Rows are the worker's."""
+    """Changes of sessions and groups. `ended` is applied first: the name may have been used again since. The worker defines the rows."""
 
     sessions: list[msgspec.Raw] = []
     groups: list[msgspec.Raw] = []
-    changes: list[msgspec.Raw] = []  # of sessions that are there
+    changes: list[msgspec.Raw] = []  # of existing sessions
     ended: list[str] = []
     ended_groups: list[tuple[str, str]] = []
 
@@ -69,7 +68,7 @@ def encode_entry(salt: int, offset: int, entry: WatchEntry) -> bytes:
 
 
 def write_base(disk: Disk, path: str, salt: int, entries: Iterable[WatchEntry]) -> int:
-    """Replace the file by these entries, one at a time in memory; it lasts once this returns. Returns its length."""
+    """Replace the file by these entries, with one in memory at a time. Durable once this returns; returns the length."""
     temp = path + TEMP_SUFFIX
     handle = disk.open(temp, create=True)
     try:
@@ -88,7 +87,7 @@ def write_base(disk: Disk, path: str, salt: int, entries: Iterable[WatchEntry]) 
 
 
 def append(disk: Disk, path: str, salt: int, end: int, entry: WatchEntry) -> int:
-    """Add an entry at the end of the file; it lasts once this returns. Returns the new length."""
+    """Append an entry; durable once this returns. Returns the new length."""
     data = encode_entry(salt, end, entry)
     handle = disk.open(path)
     try:
@@ -100,9 +99,7 @@ def append(disk: Disk, path: str, salt: int, end: int, entry: WatchEntry) -> int
 
 
 def read_entries(disk: Disk, path: str) -> Iterator[tuple[int, int, WatchEntry]]:
-    """All entries, each with its offset and where it ends. Raises Corrupt where one has rotted, and UnsupportedFormat for what a
-    later version wrote.
-    """
+    """All entries, each with its start and end. Raises Corrupt at a damaged entry, and UnsupportedFormat for a later version."""
     handle = disk.open(path)
     try:
         start = disk.read(handle, 0, START_BYTES)
@@ -120,11 +117,11 @@ def _version(disk: Disk, path: str, start: bytes) -> int:
         version = check_header(path, start, WATCH_MAGIC, VERSION)
     except UnsupportedFormat:
         if xxh(header(WATCH_MAGIC, VERSION) + start[HEADER_BYTES:-DIGEST_BYTES]) == start[-DIGEST_BYTES:]:
-            raise Corrupt(path, 0, "the header has rotted") from None
+            raise Corrupt(path, 0, "the header is damaged") from None
         check_digest_file(disk, path, WATCH_MAGIC)  # it may have been of version 1
         raise
     if version == VERSION and xxh(start[:-DIGEST_BYTES]) != start[-DIGEST_BYTES:]:
-        raise Corrupt(path, 0, "the start does not agree with its digest")
+        raise Corrupt(path, 0, "digest of the header does not match")
     return version
 
 
@@ -136,7 +133,7 @@ def _read_appended(disk: Disk, handle: int, path: str, start: bytes) -> Iterator
         payload = disk.read(handle, at + ENTRY_BYTES, length)
         if not digest or xxh(payload) != digest:
             if at < base_end or _is_followed(disk, handle, salt, at, size):
-                raise Corrupt(path, at, "the entry does not agree with its digest")
+                raise Corrupt(path, at, "digest of the entry does not match")
             return
         end = at + ENTRY_BYTES + length
         yield at, end, _entry(path, at, payload)
@@ -146,7 +143,7 @@ def _read_appended(disk: Disk, handle: int, path: str, start: bytes) -> Iterator
 
 
 def _head(head: bytes, salt: int, offset: int) -> tuple[int, bytes]:
-    """Length and digest of the payload; no digest: there is no head here."""
+    """Length and digest of the payload; an empty digest if this is not a valid head."""
     if len(head) == ENTRY_BYTES:
         fields = head[: _HEAD.size]
         if xxh(_PLACE.pack(salt, offset) + fields) == head[_HEAD.size :]:
@@ -156,10 +153,12 @@ def _head(head: bytes, salt: int, offset: int) -> tuple[int, bytes]:
 
 
 def _is_followed(disk: Disk, handle: int, salt: int, at: int, size: int) -> bool:
-    """Whether an entry begins behind this place."""
+    """Whether a valid head follows after `at`."""
     at += 1
     while at < size:
-        piece = disk.read(handle, at, MIB + ENTRY_BYTES)  # the heads that begin in a MiB are whole in it
+        piece = disk.read(
+            handle, at, MIB + ENTRY_BYTES
+        )  # so that a head that starts within the MiB is complete
         found = piece.find(MARK, 0, MIB + len(MARK) - 1)
         while found >= 0:
             if _head(piece[found : found + ENTRY_BYTES], salt, at + found)[1]:

@@ -536,8 +536,8 @@ class Checkpointer:
             directory, chain = self.topic_dir(log.id), capture.row.sum_chain
             # A block digest must not cover a record that was corrupted on disk since it was written. Records of this
             # checkpoint were verified while they were copied.
-            rotten = damaged_blocks(self._disk, directory, part.meta, part.first, log.id)
-            drain(seal_steps(self._disk, directory, part.meta, chain, rotten=rotten))
+            damaged = damaged_blocks(self._disk, directory, part.meta, part.first, log.id)
+            drain(seal_steps(self._disk, directory, part.meta, chain, damaged=damaged))
             capture.row.sum_chain = part.meta.link
 
         return seal

@@ -329,7 +329,7 @@ class Loader:
         ):
             raise Corrupt(path, 0, "the index points outside its segment")
         if not meta.sealed:
-            content.index_hash = IndexHash.of_files(self._disk, directory, meta)
+            content.index_hash = IndexHash.from_files(self._disk, directory, meta)
 
     def _rebuild(self, log: TopicLog, meta: SegmentMeta, deleted: Mask | None) -> SegmentIndex:
         """Rebuild the index (rows, names, expiries) from the records."""
@@ -341,7 +341,9 @@ class Loader:
         content = index_of_records(path, data, HEADER_BYTES, meta, deleted, log.id)
         if not meta.sealed:
             # The next append extends these names and rows, so they must be written to the files first.
-            content.rebuilt_index = IndexFiles.of(content.rows, content.tags, content.nodes, content.expiries)
+            content.rebuilt_index = IndexFiles.build(
+                content.rows, content.tags, content.nodes, content.expiries
+            )
             content.index_hash = content.rebuilt_index.hash()
         return content
 

@@ -523,7 +523,7 @@ class Recovery:
     def _create_new_file(self, number: int, needed: int) -> WalFile:
         """Create the new log file. On a full disk a small one is enough: the shard must start to accept deletes."""
         wal, reserve = self._wal, self._reserve
-        reserve.look()
+        reserve.load()
         small = needed + SMALL_FILE_ROOM
         for released, capacity in (
             (0, max(needed, wal.file_bytes)),

@@ -104,7 +104,7 @@ def test_files_that_are_none_are_refused() -> None:
             decode_sidecar("group-0.json", raw, 0)
     failed = decode_sidecar("g", b'{"group":2,"failed":"rot","segment":"seg-1"}', 2)
     assert failed == FailedSidecar(2, "rot", "seg-1")
-    with pytest.raises(ValueError, match="is of group 2"):
+    with pytest.raises(ValueError, match="is for group 2"):
         decode_sidecar("g", b'{"group":2,"failed":"rot"}', 1)
 
 

@@ -235,7 +235,7 @@ def test_a_file_that_lost_its_end_is_not_written_on() -> None:
 def test_misuse_is_refused() -> None:
     disk = SimDisk(1)
     writer = SegmentWriter(disk, DIR, SegmentMeta(1))
-    with pytest.raises(ValueError, match="rows point to"):
+    with pytest.raises(ValueError, match="rows refer to"):
         writer.append(b"abc", rows_for([b"abc"], 17), [], [], [])
     with pytest.raises(ValueError, match="without rows"):
         writer.append(b"", np.zeros(0, dtype=ROW), [b"t"], [], [])
@@ -377,7 +377,7 @@ def test_a_sum_under_another_name_is_refused() -> None:
     meta = build(disk, [b"one"])
     seal(disk, DIR, meta, b"")
     disk.rename(segment_path(DIR, meta, "sum"), f"{DIR}/{segment_name(1, 4)}.sum")
-    with pytest.raises(Corrupt, match="is of seg-0000000000000001-0"):
+    with pytest.raises(Corrupt, match="belongs to seg-0000000000000001-0"):
         read_sum(disk, DIR, 1, 4)
 
 

@@ -133,7 +133,7 @@ def test_the_disk_that_shows_both_tiers() -> None:
     assert disk.list("topics/00aa") == ["seg-0000000000000001-0.data", "seg-0000000000000005-0.data"]
     handle = disk.open("topics/00aa/seg-0000000000000001-0.data")
     assert (disk.size(handle), disk.read(handle, 1, 9)) == (4, b"old")
-    with pytest.raises(OSError, match="only read"):
+    with pytest.raises(OSError, match="read-only"):
         disk.write(handle, 0, b"x")
     disk.close(handle)
     assert not disk.exists("topics/00aa/seg-0000000000000001-0.idx")

@@ -98,7 +98,7 @@ def spoil(h: Harness, body: dict[str, Any], what: str) -> None:
             rows["flags"][3] |= 128
         case "ghost":
             rows["size"][1] = 5  # of a row that is dead
-    index = IndexFiles.of(rows, tags, nodes, expiries)
+    index = IndexFiles.build(rows, tags, nodes, expiries)
     files |= {"data": bytes(data), "idx": index.idx, "dict": index.names}
     if what != "digests":
         summary |= {
