@@ -114,7 +114,7 @@ class Walk:
         self.town.advance(1_000_000)
         for rig in self.town.rigs:
             assert rig is not None
-            assert len(rig.core.watch.feeds) == len(rig.core.watch._look_outs) == 0
+            assert len(rig.core.watch.feeds) == len(rig.core.watch._name_watches) == 0
             assert not any(log.waiters for log in rig.core.engine.shard.published.values())
         for front in self.town.fronts:
             fanout = front.desk.fanout

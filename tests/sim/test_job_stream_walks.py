@@ -218,7 +218,7 @@ class Walk:
         for rig in filter(None, self.town.rigs):
             desk = rig.core.jobs
             assert (len(desk), desk._by_connection, desk._by_topic) == (0, {}, {})
-            assert (desk._per_front, desk._ahead_bytes, desk._stirred) == ({}, {}, {})
+            assert (desk._per_front, desk._unacked_bytes, desk._to_refill) == ({}, {}, {})
             for log in rig.core.engine.shard.published.values():
                 for consumer in log.consumers.all() if log.consumers is not None else []:
                     assert (consumer.waiters, consumer.connections, consumer.streams) == ({}, {}, 0)

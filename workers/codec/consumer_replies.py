@@ -13,7 +13,7 @@ import numpy as np
 
 from topics.api.config import ConsumerConfig
 from topics.engine.commands import consumers as con
-from topics.engine.commands.page import Column, Page
+from topics.engine.commands.page import Column, Page, Tombstone
 from topics.engine.storage.frames import (
     EXT_HEADERS,
     EXT_META,
@@ -79,6 +79,38 @@ def render_jobs(result: con.Claimed, *, headers_only: bool = False, members: byt
             % (members, seq, lease, ts, tag, deliveries, content)
         )
     return jobs
+
+
+def render_events(result: con.Claimed, *, headers_only: bool = False) -> bytes:
+    """The server-sent events of a job stream: one per job, and one for a tombstone. Empty if there is nothing to send."""
+    if result.consumer == con.QUEUE:
+        name, owner = b"job", b'"topic":"%b",' % result.topic.encode()  # valid names need no escaping
+    else:
+        name = b"record"
+        owner = b'"topic":"%b","consumer":"%b",' % (result.topic.encode(), result.consumer.encode())
+    jobs = render_jobs(result, headers_only=headers_only, members=owner)
+    events = [_event(name, seq, text) for seq, text in zip(result.page.seqs, jobs)]
+    # Not for queues, whose clients see only jobs: a record removed by a cap or its age is no longer a job.
+    if result.tombstone is not None and result.consumer != con.QUEUE:
+        events.insert(0, _tombstone_event(owner, result.tombstone))
+    return b"".join(events)
+
+
+def _event(name: bytes, event_id: int, data: bytes) -> bytes:
+    return b"event: %b\nid: %d\ndata: %b\n\n" % (name, event_id, data)
+
+
+def _tombstone_event(owner: bytes, found: Tombstone) -> bytes:
+    members = _encode(
+        {
+            "reason": found.reason,
+            "gap_from": found.gap_from,
+            "gap_to": found.gap_to,
+            "earliest_seq": found.earliest_seq,
+            "head_seq": found.head_seq,
+        }
+    )
+    return _event(b"tombstone", found.gap_to, b"{" + owner + members[1:])
 
 
 def _frames(page: Page) -> Iterable[tuple[bytes, int]]:

@@ -41,7 +41,7 @@ from workers.shard.metrics import ShardMetrics
 from workers.shard.operations import OperationCodec, Read, is_headers_only
 from workers.shard.pressure import ShardPressure
 from workers.watch.feeds import Feed
-from workers.watch.jobs import JobStreams
+from workers.watch.job_streams import JobStreams
 from workers.watch.service import JOB_KIND, WatchService
 
 logger = logging.getLogger("topics.shard")

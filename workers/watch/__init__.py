@@ -1,1 +1,1 @@
-"""Feeds for watchers, watch sessions, and streams of jobs."""
+"""Feeds of topics for watchers, watch sessions, and job streams."""

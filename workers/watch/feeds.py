@@ -1,12 +1,12 @@
-"""Feeds: what is new in a topic, read once and sent to each front that has watchers of it.
+"""Feeds: new records of a topic, read once and sent to each front that has watchers of it.
 
-A feed is a read that is asked again as soon as it is answered, as long as its front keeps up: at most PAGES_AHEAD of its
-pages are not FED, and what comes meanwhile makes the next page larger. It stands in the engine as a long poll does, so a
-publication wakes it in the same turn, and a front that takes nothing of what it was sent is not read for.
+A feed is a read that is repeated as soon as it is answered, as long as its front keeps up: at most PAGES_AHEAD of its
+pages are without a FEED_ACK, and records that arrive meanwhile make the next page larger. It waits in the engine like a
+long poll, so a write wakes it in the same turn; nothing is read for a front whose reply window is closed.
 
-A group is read once for all of its members, and a page is dealt to those that have room. Its cursor is this shard's:
-records are given to one member each, in order. A page that its member has not passed on when it leaves goes back, unless
-later ones were dealt already; what had been passed on is not given to anybody else.
+A group is read once for all members, and each page is split among those that have room. This shard keeps its cursor: each
+record goes to one member, in order. When a member leaves, its pages without a FEED_ACK are read again, unless later pages
+were sent to other members; acknowledged pages are never sent to another member.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from workers.peers.links import Send
 
 FEEDS_PER_FRONT_MAX = 200_000
 GROUPS_MAX = 100_000
-REJOIN_MS = 100  # after a restart: until every front has said where it knows a group to have been
-RENDERED_MAX = 64  # texts of a turn that another front may want as well
+REJOIN_MS = 100  # after a restart: time for fronts to report the positions of groups known to them
+RENDERED_MAX = 64  # rendered pages of a turn, kept for other fronts with the same feed
 
 GroupRow: TypeAlias = tuple[str, int, str, int]  # topic, topic id, group, cursor
-Ask: TypeAlias = Callable[[bytes, Any, cmd.Diff], Any]  # peer, who asks, what; returns the token
+Ask: TypeAlias = Callable[[bytes, Any, cmd.Diff], Any]  # peer, requester, command; returns the token
 
 
 @dataclass(slots=True, eq=False)
 class Feed:
-    """One front's feed of one topic, or one member of a group."""
+    """The feed of a topic to one front, or one member of a group."""
 
     peer: bytes
     number: int
     topic: str
-    topic_id: int  # another topic may have that name one day
+    topic_id: int  # the name may later belong to another topic
     options: FeedOptions
     position: int  # where its next page begins
-    unfed: deque[tuple[int, int]] = field(default_factory=deque)  # pages that were sent and not passed on
+    unacked: deque[tuple[int, int]] = field(default_factory=deque)  # pages without a FEED_ACK
     group: FeedGroup | None = None
-    token: Any = None  # of the read that stands in the engine
-    asked: cmd.Diff | None = None  # and the read, while the engine has not seen it
-    is_early: bool = False  # it began before it was known how much is synced
+    token: Any = None  # of the read that waits in the engine
+    unseen: cmd.Diff | None = None  # that read, until the engine has seen it
+    is_early: bool = False  # it began before the synced head was known
 
     @property
     def has_room(self) -> bool:
-        return len(self.unfed) < PAGES_AHEAD
+        return len(self.unacked) < PAGES_AHEAD
 
 
 @dataclass(slots=True, eq=False)
@@ -65,16 +65,16 @@ class FeedGroup:
     name: str
     cursor: int
     members: list[Feed] = field(default_factory=list)
-    turn: int = 0  # which member is next
+    next_member: int = 0  # in round-robin order
     token: Any = None
-    asked: cmd.Diff | None = None
-    ready_ms: int = 0  # nothing is dealt before
-    restored: bool = False  # its cursor may be behind
+    unseen: cmd.Diff | None = None
+    ready_ms: int = 0  # nothing is sent before
+    restored: bool = False  # its cursor may be too low
     empty_since_ms: int = 0
 
     @property
     def options(self) -> FeedOptions:
-        """What any of its members may be given, and enough of it for all that have room."""
+        """Options that suit every member, with a limit that is enough for all members with room."""
         ready = [member.options for member in self.members if member.has_room]
         return FeedOptions(
             limit=min(min(options.limit for options in ready) * len(ready), limits.DIFF_LIMIT_MAX),
@@ -93,9 +93,9 @@ class Feeds:
         self._feeds: dict[tuple[bytes, int], Feed] = {}
         self._per_front: dict[bytes, int] = {}
         self._groups: dict[tuple[str, str], FeedGroup] = {}
-        self._waiting: list[FeedGroup] = []  # that are not ready to be dealt
+        self._rejoining: list[FeedGroup] = []  # restored groups that wait for REJOIN_MS
         self._rendered: OrderedDict[tuple[int, int, int, FeedOptions], bytes] = OrderedDict()
-        # For the file: what it has, and which groups it is to hear of.
+        # For the file: the groups that it has, and those to write.
         self._stored_groups: dict[tuple[str, str], GroupRow] = {}
         self._changed_groups: dict[tuple[str, str], None] = {}
 
@@ -104,37 +104,37 @@ class Feeds:
 
     # -- followers -----------------------------------------------------------------------------------------
 
-    def follow(self, peer: bytes, number: int, topic: str, wish: Follow) -> None:
+    def follow(self, peer: bytes, number: int, topic: str, follow: Follow) -> None:
         log = self._shard.loaded_topic(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
             raise Throttled("too many feeds of one front", limit="feeds", max=FEEDS_PER_FRONT_MAX)
         is_known = log.unsynced_heads is not None
-        if wish.options.strong:
+        if follow.options.strong:
             self._shard.track_synced_head(log)
-        head = self._head(log, wish.options)
-        feed = Feed(peer, number, topic, log.id, wish.options, head)
+        head = self._head(log, follow.options)
+        feed = Feed(peer, number, topic, log.id, follow.options, head)
         feed.is_early = not is_known and head < log.view.head
         self._feeds[peer, number] = feed
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
-        if wish.group is not None:
-            feed.group = self._join(feed, log, wish)
+        if follow.group is not None:
+            feed.group = self._join(feed, log, follow)
             feed.position = feed.group.cursor
-            head = max(head, feed.position)  # what was dealt is known, whatever else is not synced yet
+            head = max(head, feed.position)  # records already sent count, synced or not
         at_head = feed.position >= head
         first = FeedPage(feed.position, feed.position, head, _earliest(log), 0, at_head, epoch=log.epoch)
         self._push(feed, first, b"")
         if feed.group is not None:
-            self._deal_on(feed.group)
+            self._read_on(feed.group)
         else:
             self._ask(feed)
 
-    def fed(self, peer: bytes, number: int) -> None:
+    def on_ack(self, peer: bytes, number: int) -> None:
         feed = self._feeds.get((peer, number))
-        if feed is None or not feed.unfed:
+        if feed is None or not feed.unacked:
             return
-        feed.unfed.popleft()
+        feed.unacked.popleft()
         if feed.group is not None:
-            self._deal_on(feed.group)
+            self._read_on(feed.group)
         elif feed.token is None:
             self._ask(feed)
 
@@ -160,7 +160,7 @@ class Feeds:
         for feed in [feed for feed in self._feeds.values() if feed.peer == peer]:
             del self._feeds[peer, feed.number]
             if feed.group is not None:
-                # What was on its way to a dead front may have arrived: nobody else gets it.
+                # Pages sent to a dead front may have arrived, so no other member gets them.
                 self._leave(feed, feed.group, hand_back=False)
             else:
                 self._withdraw(feed)
@@ -173,7 +173,7 @@ class Feeds:
         return min(log.synced_head, log.view.head) if options.strong else log.view.head
 
     def _ask(self, requester: Feed | FeedGroup) -> None:
-        """Let a read stand in the engine; where there is nothing new it need not even look."""
+        """Let a read wait in the engine; if there are no new records, it is not even executed."""
         if isinstance(requester, FeedGroup):
             options, position, peer = requester.options, requester.cursor, b""
         else:
@@ -190,30 +190,28 @@ class Feeds:
         )
         log = self._shard.published.get(requester.topic)
         if log is None:
-            requester.token, requester.asked = self._ask_engine(peer, requester, command), command
+            requester.token, requester.unseen = self._ask_engine(peer, requester, command), command
             return
         requester.token = self._ask_engine(peer, requester, None)  # type: ignore[arg-type]
         self._shard.park(requester.token, command, log, position)
         at_head = position == self._head(log, options) == log.view.head
         if not at_head or log.expiring:
-            self._shard.waiters_due[log.id] = log  # it is read when it is its topic's turn
+            self._shard.waiters_due[log.id] = log  # the scheduler decides when it is read
 
     def _withdraw(self, requester: Feed | FeedGroup) -> None:
-        if requester.asked is not None:
-            requester.asked.standing = (
-                False  # should the engine see it only now: nobody would take it out again
-            )
-            requester.asked = None
+        if requester.unseen is not None:
+            requester.unseen.standing = False  # or it would wait forever, should the engine see it only now
+            requester.unseen = None
         log = self._shard.published.get(requester.topic)
         if requester.token is not None and log is not None:
             self._shard.unpark(requester.token, log)
         requester.token = None
 
     def on_result(self, requester: Feed | FeedGroup, token: Any, result: object) -> None:
-        """The read that stood for it has found something."""
+        """The waiting read has found records."""
         if requester.token is not token:
-            return  # it was withdrawn meanwhile
-        requester.token = requester.asked = None
+            return  # withdrawn meanwhile
+        requester.token = requester.unseen = None
         if isinstance(result, TopicsError):
             self._fail(requester, result)
             return
@@ -225,10 +223,10 @@ class Feeds:
         if result.seqs:
             log.last_read_ts = self._clock.now_ms
         if isinstance(requester, FeedGroup):
-            self._deal(requester, result)
+            self._distribute(requester, result)
             return
         if requester.is_early:
-            # It is known now how much is synced. Watchers read up to there, as they do with any other feed.
+            # Now the synced head is known. Watchers do their own reads up to there, as with any other feed.
             requester.is_early = False
             head = result.head_seq
             page, text = FeedPage(head, head, head, result.earliest_seq, 0, True), b""
@@ -236,12 +234,12 @@ class Feeds:
             page, text = feed_page(result, requester.position), self._render(result, requester.options)
         requester.position = page.to_seq
         self._push(requester, page, text)
-        requester.unfed.append((page.from_seq, page.to_seq))
+        requester.unacked.append((page.from_seq, page.to_seq))
         if requester.has_room:
             self._ask(requester)
 
     def _fail(self, requester: Feed | FeedGroup, error: TopicsError) -> None:
-        """The topic is gone, or cannot be read: the fronts hear of it, and follow again if they want to."""
+        """The topic is gone or cannot be read: report it to the fronts, which may follow again."""
         status, body = error_parts(error)
         if isinstance(requester, FeedGroup):
             self._withdraw(requester)
@@ -260,7 +258,7 @@ class Feeds:
         self._send(feed.peer, feed.number, 200, wire.FEED, page_head(page), body)
 
     def _render(self, page: cmd.Page, options: FeedOptions) -> bytes:
-        """Once, though several fronts want the same."""
+        """Render a page once for all fronts with the same feed."""
         if not page.seqs:
             return b""
         log = self._shard.published.get(page.topic)
@@ -274,14 +272,14 @@ class Feeds:
         return text
 
     def turn_ended(self) -> None:
-        """What was rendered is sent; records may be deleted by the next turn."""
+        """Drop the rendered pages: the next turn may delete records in them."""
         self._rendered.clear()
 
     # -- groups --------------------------------------------------------------------------------------------
 
-    def _join(self, feed: Feed, log: TopicLog, wish: Follow) -> FeedGroup:
-        assert wish.group is not None
-        group = self._groups.get((feed.topic, wish.group))
+    def _join(self, feed: Feed, log: TopicLog, follow: Follow) -> FeedGroup:
+        assert follow.group is not None
+        group = self._groups.get((feed.topic, follow.group))
         if group is not None and group.topic_id != log.id:
             self._fail(group, TopicNotFound(group.topic))
             group = None
@@ -290,94 +288,96 @@ class Feeds:
             if len(self._groups) >= GROUPS_MAX:
                 self._remove(feed)
                 raise Throttled("too many groups", limit="groups", max=GROUPS_MAX)
-            group = FeedGroup(feed.topic, log.id, wish.group, _now(log, wish.epoch, wish.from_seq))
-            self._groups[feed.topic, wish.group] = group
+            group = FeedGroup(
+                feed.topic, log.id, follow.group, _current_cursor(log, follow.epoch, follow.from_seq)
+            )
+            self._groups[feed.topic, follow.group] = group
             self._group_changed(group)
         if group.restored:
-            group.cursor = max(group.cursor, _now(log, wish.epoch, wish.seen))
+            group.cursor = max(group.cursor, _current_cursor(log, follow.epoch, follow.seen))
             if not group.ready_ms:
                 group.ready_ms = self._now_ms() + REJOIN_MS
-                self._waiting.append(group)
+                self._rejoining.append(group)
         elif group.token is not None:
-            self._withdraw(group)  # it asks again with one more to read for
+            self._withdraw(group)  # read again, for one more member
         group.members.append(feed)
         return group
 
     def _leave(self, feed: Feed, group: FeedGroup, *, hand_back: bool) -> None:
-        place = group.members.index(feed)
+        index = group.members.index(feed)
         group.members.remove(feed)
-        if place < group.turn:
-            group.turn -= 1
-        if hand_back and feed.unfed and _ends_at(feed.unfed, group.cursor):
-            group.cursor = feed.unfed[0][0]
+        if index < group.next_member:
+            group.next_member -= 1
+        if hand_back and feed.unacked and _ends_at(feed.unacked, group.cursor):
+            group.cursor = feed.unacked[0][0]
             self._group_changed(group)
             self._withdraw(group)
         if not group.members:
             self._withdraw(group)
             group.empty_since_ms = self._now_ms()
         else:
-            self._deal_on(group)
+            self._read_on(group)
 
-    def _deal_on(self, group: FeedGroup) -> None:
-        """Read on for a group if somebody has room."""
+    def _read_on(self, group: FeedGroup) -> None:
+        """Begin the next read of a group if a member has room."""
         log = self._shard.published.get(group.topic)
         if log is not None and log.id != group.topic_id:
-            self._fail(group, TopicNotFound(group.topic))  # it was made again while nobody had room
-        elif group.token is None and not self._is_waiting(group) and any(m.has_room for m in group.members):
+            self._fail(group, TopicNotFound(group.topic))  # recreated while no member had room
+        elif group.token is None and not self._is_rejoining(group) and any(m.has_room for m in group.members):
             self._ask(group)
 
-    def _is_waiting(self, group: FeedGroup) -> bool:
+    def _is_rejoining(self, group: FeedGroup) -> bool:
         return group.restored and group.ready_ms > self._now_ms()
 
-    def _deal(self, group: FeedGroup, page: cmd.Page) -> None:
-        takers = [member for member in group.members if member.has_room]
-        if not takers:
-            return  # nobody has it, and the cursor stays
-        first = group.turn % len(takers)
-        takers = takers[first:] + takers[:first]
-        # Somebody may have left, or be full, since it was asked for.
-        page = cut(page, len(takers) * min(taker.options.limit for taker in takers))
-        parts = split(page, min(len(takers), len(page.seqs)) or 1)
+    def _distribute(self, group: FeedGroup, page: cmd.Page) -> None:
+        receivers = [member for member in group.members if member.has_room]
+        if not receivers:
+            return  # the cursor stays
+        first = group.next_member % len(receivers)
+        receivers = receivers[first:] + receivers[:first]
+        # There may be fewer members with room than when the read began.
+        page = truncate(page, len(receivers) * min(receiver.options.limit for receiver in receivers))
+        parts = split(page, min(len(receivers), len(page.seqs)) or 1)
         caught_up = page.next_from_seq >= page.head_seq
         from_seq = group.cursor
-        for taker, part in zip(takers, parts):
-            fed = feed_page(part, from_seq)
-            fed.caught_up = caught_up
-            from_seq = fed.to_seq
-            if fed.count or fed.tombstone is not None:
-                self._push(taker, fed, feed_records(part, taker.options))
-                taker.unfed.append((fed.from_seq, fed.to_seq))
-        group.turn = (first + len(parts)) % max(len(group.members), 1)
+        for receiver, part in zip(receivers, parts):
+            sent = feed_page(part, from_seq)
+            sent.caught_up = caught_up
+            from_seq = sent.to_seq
+            if sent.count or sent.tombstone is not None:
+                self._push(receiver, sent, feed_records(part, receiver.options))
+                receiver.unacked.append((sent.from_seq, sent.to_seq))
+        group.next_member = (first + len(parts)) % max(len(group.members), 1)
         group.cursor = page.next_from_seq
         group.restored = False
         self._group_changed(group)
-        self._deal_on(group)
+        self._read_on(group)
 
     def _group_changed(self, group: FeedGroup) -> None:
         self._changed_groups[group.topic, group.name] = None
 
     @property
     def groups_changed(self) -> bool:
-        """Whether the file is to hear of groups."""
+        """Whether there are group changes to write to the file."""
         return bool(self._changed_groups)
 
     def take_groups(self, limit: int) -> tuple[list[tuple[str, str]], list[GroupRow]]:
-        """What the file has not heard of, of up to so many groups: those that are gone, and where the others are."""
-        gone: list[tuple[str, str]] = []
+        """Changes of up to `limit` groups for the file: removed groups, and rows of the others."""
+        removed: list[tuple[str, str]] = []
         rows: list[GroupRow] = []
         for key in list(islice(self._changed_groups, limit)):
             del self._changed_groups[key]
             group = self._groups.get(key)
             if group is None:
                 self._stored_groups.pop(key, None)
-                gone.append(key)
+                removed.append(key)
             else:
                 row = self._stored_groups[key] = (group.topic, group.topic_id, group.name, group.cursor)
                 rows.append(row)
-        return gone, rows
+        return removed, rows
 
     def group_rows(self) -> list[GroupRow]:
-        """Of all groups, as of the last `take_groups`."""
+        """All groups, as of the last `take_groups`."""
         return list(self._stored_groups.values())
 
     def load_groups(self, rows: list[GroupRow]) -> None:
@@ -392,10 +392,10 @@ class Feeds:
 
     def _sweep_groups(self) -> None:
         late_ms = self._now_ms() - SESSION_TTL_MS
-        gone = [
+        removed = [
             group for group in self._groups.values() if not group.members and group.empty_since_ms < late_ms
         ]
-        for group in gone:
+        for group in removed:
             del self._groups[group.topic, group.name]
             self._group_changed(group)
 
@@ -403,21 +403,21 @@ class Feeds:
 
     @property
     def wake_at_ms(self) -> int | None:
-        return min((group.ready_ms for group in self._waiting), default=None)
+        return min((group.ready_ms for group in self._rejoining), default=None)
 
     def tick(self) -> None:
-        """Groups whose fronts have had the time to speak."""
-        waiting, self._waiting = self._waiting, []
+        """Begin reads of restored groups after REJOIN_MS."""
+        waiting, self._rejoining = self._rejoining, []
         for group in waiting:
-            if self._is_waiting(group):
-                self._waiting.append(group)
+            if self._is_rejoining(group):
+                self._rejoining.append(group)
             else:
                 group.restored = False
-                self._deal_on(group)
+                self._read_on(group)
 
 
-def _now(log: TopicLog, epoch: str | None, cursor: int) -> int:
-    """Where a cursor of that epoch stands now."""
+def _current_cursor(log: TopicLog, epoch: str | None, cursor: int) -> int:
+    """A cursor of `epoch` as a cursor of the current epoch."""
     now = cursor if epoch is None else log.cursor_of(epoch, cursor)
     return 0 if now is None else min(now, log.view.head)
 
@@ -426,10 +426,10 @@ def _earliest(log: TopicLog) -> int:
     return min(log.view.first_seq, log.view.head + 1)
 
 
-def _ends_at(unfed: deque[tuple[int, int]], cursor: int) -> bool:
-    """Whether these pages are the last that were dealt, one behind the other."""
+def _ends_at(unacked: deque[tuple[int, int]], cursor: int) -> bool:
+    """Whether these pages are the last ones sent by the group, without gaps."""
     end = cursor
-    for from_seq, to_seq in reversed(unfed):
+    for from_seq, to_seq in reversed(unacked):
         if to_seq != end:
             return False
         end = from_seq
@@ -437,7 +437,7 @@ def _ends_at(unfed: deque[tuple[int, int]], cursor: int) -> bool:
 
 
 def split(page: cmd.Page, parts: int) -> list[cmd.Page]:
-    """A page as several that follow each other; the tombstone goes with the first, the rest of the way with the last."""
+    """Split a page into consecutive pages. The first has the tombstone, the last has the page's `next_from_seq`."""
     if parts <= 1:
         return [page]
     count = len(page.seqs)
@@ -445,6 +445,5 @@ def split(page: cmd.Page, parts: int) -> list[cmd.Page]:
     return [page.slice(start, stop) for start, stop in pairwise(bounds)]
 
 
-def cut(page: cmd.Page, most: int) -> cmd.Page:
-    """No more of it than so many records."""
-    return page if len(page.seqs) <= most else page.slice(0, most)
+def truncate(page: cmd.Page, limit: int) -> cmd.Page:
+    return page if len(page.seqs) <= limit else page.slice(0, limit)

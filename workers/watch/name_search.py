@@ -1,4 +1,4 @@
-"""Which topics match patterns: a walk over a shard's names, a few at a time, so that nobody waits for its end."""
+"""Search for topics by name patterns: an incremental scan of a shard's names, a few per step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from topics.engine.core.subjects import parse_pattern
 
 NAMES_PER_STEP = 512  # about 2 ms
 NODES_PER_STEP = 8192  # of the trie, about 2 ms: 256 patterns of many wildcards make a name cost 1 ms
-LAST = "\U0010ffff"  # after every name that begins alike
+LAST = "\U0010ffff"  # sorts after every name with the same prefix
 
 
 class NameSearch:
-    """All patterns are looked for in one walk. It goes on by names, so topics may come and go meanwhile."""
+    """Matches all patterns in one scan. It resumes after a name, so topics may be created and dropped meanwhile."""
 
     def __init__(
         self,
@@ -25,10 +25,10 @@ class NameSearch:
         matches_max: int,
         done: Callable[[dict[str, list[int]]], None],
     ) -> None:
-        """ValueError: something is no pattern. `done` gets names, with the places of the patterns that they match."""
+        """`done` gets the matching names, with the indexes of their patterns. ValueError: a pattern is invalid."""
         self._trie: SubjectTrie[int] = SubjectTrie()
-        for place, text in enumerate(patterns):
-            self._trie.insert(text.encode(), place)
+        for index, text in enumerate(patterns):
+            self._trie.insert(text.encode(), index)
         starts = [parse_pattern(text.encode()).literal_prefix.decode() for text in patterns]
         self._after = commonprefix(starts)  # noqa: RUF071 - of characters, not of path components
         self._end = self._after + LAST
@@ -49,8 +49,8 @@ class NameSearch:
             names_left -= 1
             self._after, self._inclusive = name, False
             if self._prefixes is None or name.startswith(self._prefixes):
-                places = self._trie.match(name.encode()).plain
-                if places:
-                    self._found[name] = sorted(places)
+                matching = self._trie.match(name.encode()).plain
+                if matching:
+                    self._found[name] = sorted(matching)
         self._done(self._found)
         return True

@@ -1,7 +1,7 @@
-"""Everything a shard does for watchers: feeds of its topics, look-outs for new ones, and the sessions that it keeps.
+"""The watch service of a shard: feeds of its topics, watches for new names, and watch sessions.
 
-Sessions and the cursors of groups are saved to a file: at once when a session is made (its maker is answered when it
-lasts), else within SAVE_MS of a change. A save that fails is tried again; watching goes on without it.
+Sessions and group cursors are saved to a file: at once when a session is created (the reply waits for the save), else
+within SAVE_MS of a change. A failed save is retried; watching continues without it.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ if TYPE_CHECKING:
 logger = logging.getLogger("topics.shard")
 
 SAVE_MS = 1000
-SAVE_ROWS_MAX = 500  # changed sessions, and groups, of one save: a slice of the loop
-TAKE_OVER_MS = 1000  # how long a front may take to end a stream that is continued elsewhere
+SAVE_ROWS_MAX = 500  # changed sessions, and groups, per save: limits the time on the event loop
+TAKE_OVER_MS = 1000  # how long a front may take to end a stream whose session another stream opens
 TOPICS_PER_STEP = 16  # some may have to be loaded
-LOOK_OUTS_PER_FRONT_MAX = 100_000
+NAME_WATCHES_PER_FRONT_MAX = 100_000
 JOB_KIND = "watch"
 
 _find = msgspec.msgpack.Decoder(Find).decode
 _follow = msgspec.msgpack.Decoder(Follow).decode
-_look_out = msgspec.msgpack.Decoder(NameWatch).decode
+_name_watch = msgspec.msgpack.Decoder(NameWatch).decode
 _session: Callable[[wire.Buffer], SessionRequest] = msgspec.msgpack.Decoder(SessionRequest).decode
 
 
 @dataclass(slots=True, eq=False)
 class TopicSearch:
-    """A FIND whose topics are being asked for one by one."""
+    """A FIND in progress."""
 
     peer: bytes
     number: int
-    left: int
+    left: int  # parts that are not done
     found: list[FoundTopic] = field(default_factory=list)
-    places: dict[str, list[int]] = field(default_factory=dict)  # which patterns found what is looked at
+    patterns: dict[str, list[int]] = field(default_factory=dict)  # matched by the topics that are being read
 
 
 @dataclass(slots=True, eq=False)
 class WaitingStream:
-    """A stream that waits for the one before it to end."""
+    """A stream that waits for another one to release its session."""
 
     peer: bytes
     number: int
@@ -97,27 +97,27 @@ class WatchService:
         self._now_ms: Callable[[], int] = lambda: now_us() // 1000
         self.sessions = Sessions(max_sessions, max_sessions_per_key)
         self.feeds = Feeds(engine, send, self._ask_for_feed, self._now_ms)
-        self._look_outs: dict[tuple[bytes, int], NameWatch] = {}
+        self._name_watches: dict[tuple[bytes, int], NameWatch] = {}
         self._per_front: dict[bytes, int] = {}
         self._trie: SubjectTrie[tuple[bytes, int]] = SubjectTrie()
-        self._streams: dict[bytes, int] = {}  # how many are open, by front
-        # Topics that were made while their look-out was searching: they go with its answer.
-        self._made_meanwhile: dict[tuple[bytes, int], list[str]] = {}
-        self._work: deque[Callable[[], bool]] = deque()  # searches, a step of one at a time
-        self._opening: list[WaitingStream] = []
-        self._made: list[tuple[bytes, int]] = []  # answers that wait for the next save
-        self._answers: list[tuple[bytes, int]] = []  # that wait for the save that runs
+        self._streams: dict[bytes, int] = {}  # open streams by front
+        # Topics created while the initial search of their name watch runs: they are part of its reply.
+        self._created_meanwhile: dict[tuple[bytes, int], list[str]] = {}
+        self._searches: deque[Callable[[], bool]] = deque()  # run round-robin, one step at a time
+        self._waiting_streams: list[WaitingStream] = []
+        self._unsaved: list[tuple[bytes, int]] = []  # replies that wait for the next save
+        self._being_saved: list[tuple[bytes, int]] = []  # replies that wait for the running save
         self._file = session_file.WatchFile(disk, engine.config.shard_dir)
         self._saving = False
         self._saved_ms = 0
         self._has_failed = False  # the last save
-        self._has_more = False  # than it took
+        self._has_more = False  # changes that did not fit into the last save
         engine.shard.on_created = self._created
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.FIND: self._on_find,
             wire.FOLLOW: self._on_follow,
-            wire.WATCH_NAMES: self._on_look_out,
-            wire.FEED_ACK: lambda peer, request: self.feeds.fed(peer, request.id),
+            wire.WATCH_NAMES: self._on_watch_names,
+            wire.FEED_ACK: lambda peer, request: self.feeds.on_ack(peer, request.id),
             wire.UNFOLLOW: self._on_unfollow,
             wire.SESSION: self._on_session,
             wire.STREAM_COUNT: self._on_streams,
@@ -126,47 +126,46 @@ class WatchService:
     # -- in ------------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """The shard has recovered: what was saved is there again."""
+        """Load saved sessions and groups, once the shard has recovered."""
         saved = session_file.read(self._disk, self._engine.config.shard_dir)
         if saved is not None:
             self.sessions.load(saved.sessions, self._wall_ms())
             self.feeds.load_groups(saved.groups)
 
     def _wall_ms(self) -> int:
-        """A time that goes on over restarts, for what lasts longer than this process. It need not be a turn's time."""
+        """A clock that continues over restarts, for state that outlives the process. Need not be a turn's time."""
         return self._engine.clock.read()
 
     def receive(self, peer: bytes, request: wire.Request) -> bool:
-        """Whether it was for the desk; a TopicsError is what the front is to be told."""
+        """Handle a request about watching; False: it is not one. A TopicsError is sent as the reply."""
         handler = self._ops.get(request.op)
         if handler is None:
             return False
         try:
             handler(peer, request)
         except (msgspec.MsgspecError, ValueError) as error:
-            raise InvalidRequest(f"a message about watching cannot be read: {error}") from None
+            raise InvalidRequest(f"a message about watching cannot be decoded: {error}") from None
         return True
 
     def front_gone(self, peer: bytes) -> None:
         self._streams.pop(peer, None)
         self.feeds.front_gone(peer)
-        self._opening = [opening for opening in self._opening if opening.peer != peer]
+        self._waiting_streams = [waiting for waiting in self._waiting_streams if waiting.peer != peer]
         self.sessions.front_gone(peer, self._wall_ms())
-        for key in [key for key in self._look_outs if key[0] == peer]:
-            self._end_look_out(key)
-        # The streams that they waited for may have been there. In the order in which they came, as of a set it would
-        # be another one in each process.
-        for wid in dict.fromkeys(opening.request.wid for opening in self._opening):
-            self._open_again(wid)
+        for key in [key for key in self._name_watches if key[0] == peer]:
+            self._end_name_watch(key)
+        # They may have waited for streams of this front. A dict keeps the order; that of a set differs by process.
+        for wid in dict.fromkeys(waiting.request.wid for waiting in self._waiting_streams):
+            self._retry_open(wid)
 
     def _on_streams(self, peer: bytes, request: wire.Request) -> None:
-        if request.id:  # in which the front says how many there are
+        if request.id:  # the number of streams
             self._streams[peer] = request.id
         else:
             self._streams.pop(peer, None)
 
     def fronts(self) -> list[bytes]:
-        """Those with open streams: sessions and groups are kept for them."""
+        """Fronts with open streams: their sessions and groups are in use."""
         return list(self._streams)
 
     def streams_elsewhere(self, peer: bytes) -> int:
@@ -179,61 +178,61 @@ class WatchService:
         return self._ask(peer, 0, requester, command)
 
     def _on_find(self, peer: bytes, request: wire.Request) -> None:
-        wish = _find(request.body)
-        finding = TopicSearch(peer, request.id, len(wish.names))
-        for name in wish.names:
-            self._ask(peer, 0, finding, cmd.State(name, touch=False))
-        if wish.patterns:
-            finding.left += 1
-            named = set(wish.names)
+        find = _find(request.body)
+        search = TopicSearch(peer, request.id, len(find.names))
+        for name in find.names:
+            self._ask(peer, 0, search, cmd.State(name, touch=False))
+        if find.patterns:
+            search.left += 1
+            named = set(find.names)
 
             def found(matches: dict[str, list[int]]) -> None:
-                rows = deque((name, places) for name, places in matches.items() if name not in named)
-                self._work.append(lambda: self._look_at(finding, rows))
+                rows = deque((name, patterns) for name, patterns in matches.items() if name not in named)
+                self._searches.append(lambda: self._add_found(search, rows))
 
-            self._search(wish.patterns, wish.prefixes, found)
-        elif not wish.names:
+            self._search(find.patterns, find.prefixes, found)
+        elif not find.names:
             self._reply(peer, request.id, encode([]))
 
     def _search(
         self, patterns: list[str], prefixes: list[str] | None, done: Callable[[dict[str, list[int]]], None]
     ) -> None:
         search = NameSearch(patterns, prefixes, STREAM_TOPICS_MAX, done)
-        self._work.append(lambda: search.step(self._engine.shard.names))
+        self._searches.append(lambda: search.step(self._engine.shard.names))
 
-    def _look_at(self, finding: TopicSearch, rows: deque[tuple[str, list[int]]]) -> bool:
-        """Some of the topics that were found, as they stand; True when that were the last."""
+    def _add_found(self, search: TopicSearch, rows: deque[tuple[str, list[int]]]) -> bool:
+        """Add the state of some of the topics found. True: these were the last."""
         for _ in range(min(TOPICS_PER_STEP, len(rows))):
-            name, places = rows.popleft()
-            if name in self._engine.shard.published:  # else it is gone again
+            name, patterns = rows.popleft()
+            if name in self._engine.shard.published:  # else it was dropped meanwhile
                 log = self._engine.shard.loaded_topic(name)
-                if log.inflows:  # how far it is may have to be waited for
-                    finding.left += 1
-                    finding.places[name] = places
-                    self._ask(finding.peer, 0, finding, cmd.State(name, touch=False))
+                if log.inflows:  # it may have to catch up first
+                    search.left += 1
+                    search.patterns[name] = patterns
+                    self._ask(search.peer, 0, search, cmd.State(name, touch=False))
                     continue
                 head = log.view.head
                 earliest = min(log.view.first_seq, head + 1)
-                finding.found.append(FoundTopic(name, head, earliest, places, log.epoch))
+                search.found.append(FoundTopic(name, head, earliest, patterns, log.epoch))
         if rows:
             return False
-        self._found_one(finding)
+        self._part_done(search)
         return True
 
-    def _found_one(self, finding: TopicSearch) -> None:
-        finding.left -= 1
-        if not finding.left:
-            self._reply(finding.peer, finding.number, encode(finding.found))
+    def _part_done(self, search: TopicSearch) -> None:
+        search.left -= 1
+        if not search.left:
+            self._reply(search.peer, search.number, encode(search.found))
 
     def on_result(self, requester: object, token: Any, result: object) -> None:
-        """The engine has answered one of the desk's own questions."""
+        """The result of a command of this service."""
         if isinstance(requester, TopicSearch):
             if isinstance(result, cmd.TopicState):
-                places = requester.places.get(result.topic, [])
+                patterns = requester.patterns.get(result.topic, [])
                 requester.found.append(
-                    FoundTopic(result.topic, result.head_seq, result.earliest_seq, places, result.epoch)
+                    FoundTopic(result.topic, result.head_seq, result.earliest_seq, patterns, result.epoch)
                 )
-            self._found_one(requester)
+            self._part_done(requester)
         else:
             assert isinstance(requester, Feed | FeedGroup)
             self.feeds.on_result(requester, token, result)
@@ -241,45 +240,45 @@ class WatchService:
     def _on_follow(self, peer: bytes, request: wire.Request) -> None:
         self.feeds.follow(peer, request.id, request.topic.decode(), _follow(request.body))
 
-    def _on_look_out(self, peer: bytes, request: wire.Request) -> None:
-        wish = _look_out(request.body)
-        if self._per_front.get(peer, 0) >= LOOK_OUTS_PER_FRONT_MAX:
+    def _on_watch_names(self, peer: bytes, request: wire.Request) -> None:
+        watch = _name_watch(request.body)
+        if self._per_front.get(peer, 0) >= NAME_WATCHES_PER_FRONT_MAX:
             raise InvalidRequest("too many patterns are watched through one front")
         key = peer, request.id
-        self._trie.insert(wish.pattern.encode(), key)
-        self._look_outs[key] = wish
+        self._trie.insert(watch.pattern.encode(), key)
+        self._name_watches[key] = watch
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
-        made: list[str] = []
-        self._made_meanwhile[key] = made
+        created: list[str] = []
+        self._created_meanwhile[key] = created
 
         def found(matches: dict[str, list[int]]) -> None:
-            if self._made_meanwhile.pop(key, None) is made:
-                self._reply(peer, request.id, encode([*matches, *made]))
+            if self._created_meanwhile.pop(key, None) is created:
+                self._reply(peer, request.id, encode([*matches, *created]))
 
-        self._search([wish.pattern], wish.prefixes, found)
+        self._search([watch.pattern], watch.prefixes, found)
 
     def _created(self, name: str) -> None:
-        if not self._look_outs:
+        if not self._name_watches:
             return
         for key in self._trie.match(name.encode()).plain:
-            prefixes = self._look_outs[key].prefixes
+            prefixes = self._name_watches[key].prefixes
             if prefixes is not None and not name.startswith(tuple(prefixes)):
                 continue
-            if key in self._made_meanwhile:
-                self._made_meanwhile[key].append(name)
+            if key in self._created_meanwhile:
+                self._created_meanwhile[key].append(name)
             else:
                 self._send(key[0], key[1], 200, wire.NEW_TOPIC, b"", name.encode())
 
     def _on_unfollow(self, peer: bytes, request: wire.Request) -> None:
         key = peer, request.id
-        if key in self._look_outs:
-            self._end_look_out(key)
+        if key in self._name_watches:
+            self._end_name_watch(key)
         else:
             self.feeds.unfollow(*key)
 
-    def _end_look_out(self, key: tuple[bytes, int]) -> None:
-        self._trie.remove(self._look_outs.pop(key).pattern.encode(), key)
-        self._made_meanwhile.pop(key, None)
+    def _end_name_watch(self, key: tuple[bytes, int]) -> None:
+        self._trie.remove(self._name_watches.pop(key).pattern.encode(), key)
+        self._created_meanwhile.pop(key, None)
         left = self._per_front[key[0]] - 1
         if left:
             self._per_front[key[0]] = left
@@ -289,42 +288,42 @@ class WatchService:
     # -- sessions ------------------------------------------------------------------------------------------
 
     def _on_session(self, peer: bytes, request: wire.Request) -> None:
-        wish = _session(request.body)
-        if isinstance(wish, CreateSession):
-            self.sessions.create(wish, self._wall_ms())
-            self._made.append((peer, request.id))
-        elif isinstance(wish, OpenSession):
-            self._open(WaitingStream(peer, request.id, wish, self._now_ms() + TAKE_OVER_MS))
+        body = _session(request.body)
+        if isinstance(body, CreateSession):
+            self.sessions.create(body, self._wall_ms())
+            self._unsaved.append((peer, request.id))
+        elif isinstance(body, OpenSession):
+            self._open(WaitingStream(peer, request.id, body, self._now_ms() + TAKE_OVER_MS))
         else:
-            taken = self.sessions.save(peer, wish, self._wall_ms())
+            taken = self.sessions.save(peer, body, self._wall_ms())
             self._reply(peer, request.id, encode(taken))
-            if wish.closes:
-                self._open_again(wish.wid)
+            if body.closes:
+                self._retry_open(body.wid)
 
-    def _open(self, opening: WaitingStream, *, force: bool = False) -> None:
+    def _open(self, waiting: WaitingStream, *, force: bool = False) -> None:
         try:
-            opened = self.sessions.open(opening.peer, opening.request, self._wall_ms())
+            opened = self.sessions.open(waiting.peer, waiting.request, self._wall_ms())
             if isinstance(opened, StreamOwner):
-                # Said again when it is forced: the first one may have come before that stream was known to its front.
+                # Sent again when forced: the first one may have arrived before the front knew that stream.
                 self._send(opened.peer, opened.stream, 200, wire.END_STREAM, b"", b"")
                 if not force:
-                    self._opening.append(opening)
+                    self._waiting_streams.append(waiting)
                     return
-                opened = self.sessions.open(opening.peer, opening.request, self._wall_ms(), force=True)
+                opened = self.sessions.open(waiting.peer, waiting.request, self._wall_ms(), force=True)
         except TopicsError as error:
-            self._refuse(opening, error)
+            self._refuse(waiting, error)
         else:
-            self._reply(opening.peer, opening.number, encode(opened))
+            self._reply(waiting.peer, waiting.number, encode(opened))
 
-    def _open_again(self, wid: str) -> None:
-        waiting = [opening for opening in self._opening if opening.request.wid == wid]
-        self._opening = [opening for opening in self._opening if opening.request.wid != wid]
-        for opening in waiting:
-            self._open(opening)
+    def _retry_open(self, wid: str) -> None:
+        streams = [waiting for waiting in self._waiting_streams if waiting.request.wid == wid]
+        self._waiting_streams = [waiting for waiting in self._waiting_streams if waiting.request.wid != wid]
+        for waiting in streams:
+            self._open(waiting)
 
-    def _refuse(self, opening: WaitingStream, error: TopicsError) -> None:
+    def _refuse(self, waiting: WaitingStream, error: TopicsError) -> None:
         status, body = error_parts(error)
-        self._send(opening.peer, opening.number, status, wire.JSON, error_head(status), body)
+        self._send(waiting.peer, waiting.number, status, wire.JSON, error_head(status), body)
 
     def _reply(self, peer: bytes, number: int, body: bytes) -> None:
         self._send(peer, number, 200, wire.INTERNAL, b"", body)
@@ -336,48 +335,50 @@ class WatchService:
         return self.sessions.is_dirty or self.feeds.groups_changed or self._has_failed
 
     def wake_at_ms(self, at_ms: int | None) -> int | None:
-        """The earlier of this and what is due here."""
+        """The earlier of `at_ms` and the next timer of this service."""
         due = [at_ms, self.feeds.wake_at_ms]
-        due += [opening.until_ms for opening in self._opening]
-        if self._work:
+        due += [waiting.until_ms for waiting in self._waiting_streams]
+        if self._searches:
             due.append(self._now_ms())
         if self._is_dirty and not self._saving:
             due.append(self._save_at_ms)
         return min((at for at in due if at is not None), default=None)
 
     def tick(self) -> list[Job]:
-        """What is due by now; returns the save that is to be run."""
+        """Run expired timers and a search step; returns the save to run, if any."""
         now_ms = self._now_ms()
         self.feeds.turn_ended()
-        if self._work:
-            step = self._work.popleft()
+        if self._searches:
+            step = self._searches.popleft()
             if not step():
-                self._work.append(step)
+                self._searches.append(step)
         if self.feeds.wake_at_ms is not None:
             self.feeds.tick()
-        late = [opening for opening in self._opening if opening.until_ms <= now_ms]
+        late = [waiting for waiting in self._waiting_streams if waiting.until_ms <= now_ms]
         if late:
-            self._opening = [opening for opening in self._opening if opening.until_ms > now_ms]
-            for opening in late:
-                self._open(opening, force=True)
+            self._waiting_streams = [
+                waiting for waiting in self._waiting_streams if waiting.until_ms > now_ms
+            ]
+            for waiting in late:
+                self._open(waiting, force=True)
         if self._saving or not self._is_dirty:
             return []
         return [self._save()] if self._save_at_ms <= now_ms else []
 
     @property
     def _save_at_ms(self) -> int:
-        return self._now_ms() if self._made or self._has_more else self._saved_ms + SAVE_MS
+        return self._now_ms() if self._unsaved or self._has_more else self._saved_ms + SAVE_MS
 
     def _save(self) -> Job:
         self._saving = True
         self._saved_ms = self._now_ms()
-        self._answers, self._made = self._made, []
+        self._being_saved, self._unsaved = self._unsaved, []
         write = self._take(SAVE_ROWS_MAX)
         self._has_more = self.sessions.is_dirty or self.feeds.groups_changed
         return Job(JOB_KIND, write, lambda value, error: None)
 
     def _take(self, limit: int) -> Callable[[], None]:
-        """What is to be saved now; the call that is returned does it, and is for a thread."""
+        """Take the changes to save; returns a function for a thread that writes them."""
         taken = self.sessions.take(limit)
         gone, groups = self.feeds.take_groups(limit)
         if self._file.wants_all:
@@ -398,12 +399,12 @@ class WatchService:
         self._has_failed = error is not None
         if error is not None:
             logger.warning("watch sessions could not be saved: %s", error)
-        for peer, number in self._answers:
+        for peer, number in self._being_saved:
             self._reply(peer, number, b"")
-        self._answers = []
+        self._being_saved = []
 
     def close(self) -> None:
-        """The last save, on the way out. No other runs any more."""
+        """The last save, at shutdown, when no other runs."""
         try:
             while self._is_dirty:
                 self._take(self.sessions.count + GROUPS_MAX)()

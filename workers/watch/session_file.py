@@ -1,9 +1,9 @@
-"""Watch sessions, and how far groups of watchers have come, in the file `watch` of a shard (topics/engine/storage/watch_file.py).
+"""Persistence of watch sessions and group cursors in the file `watch` of a shard (topics/engine/storage/watch_file.py).
 
-A save appends what has changed. The file is written whole by the first save of a process, by the save after one that failed, and
-when what was appended has outgrown the rest.
+A save appends changes. The whole file is written by the first save of a process, by the save after a failed one, and when
+the appended part has outgrown the rest.
 
-What is in it is a convenience: without it clients are told that their session is not there, and make another.
+The file is not essential: without it, clients get the error that their session does not exist, and create another.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from workers.watch.sessions import SessionChange, SessionRow, StoredSessions
 
 logger = logging.getLogger("topics.shard")
 
-APPENDED_BYTES_MIN = 1 << 20  # a small file is not written anew for less
-_ENTRY_BYTES = 1 << 20  # about as much of a whole file is in memory at a time
+APPENDED_BYTES_MIN = 1 << 20  # a small file is not rewritten before this much was appended
+_ENTRY_BYTES = 1 << 20  # approximate memory used while the whole file is written
 _GROUPS_PER_ENTRY = 1000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -38,22 +38,22 @@ class WatchRows(msgspec.Struct, frozen=True):
 
 
 class WatchFile:
-    """The file, as one process writes it. `write` and `append` block, so they are for a thread, one at a time."""
+    """Writer of the file. `write` and `append` block: call them on a thread, one at a time."""
 
     def __init__(self, disk: Disk, shard_dir: str) -> None:
         self._disk = disk
         self._path = f"{shard_dir}/{WATCH_NAME}"
         self._salt = 0
         self._base_end = 0
-        self._end = 0  # 0: what is there now is not known
+        self._end = 0  # 0: the content of the file is unknown
 
     @property
     def wants_all(self) -> bool:
-        """Whether the next save is to write the file whole."""
+        """Whether the next save must write the whole file."""
         return not self._end or self._end - self._base_end > max(self._base_end, APPENDED_BYTES_MIN)
 
     def write(self, sessions: Iterable[bytes], changes: Iterable[bytes], groups: Sequence[GroupRow]) -> None:
-        """All there is: sessions as encoded rows, and changes of them since these rows."""
+        """Write the whole file: sessions as encoded rows, and changes since these rows."""
         self._end = 0
         self._salt = self._disk.random_u64()
         entries = _whole(sessions, changes, groups)
@@ -93,15 +93,15 @@ def _pieces(rows: Iterable[bytes]) -> Iterator[list[msgspec.Raw]]:
 
 
 def write(disk: Disk, shard_dir: str, rows: WatchRows) -> None:
-    """A file of these rows, in place of what is there."""
+    """Replace the file with one of these rows."""
     WatchFile(disk, shard_dir).write(map(_encode, rows.sessions), (), rows.groups)
 
 
 def read(disk: Disk, shard_dir: str, *, may_fail: bool = True) -> WatchRows | None:
-    """What was saved last; None when there is no file. Of a damaged one what comes before the damage: that is what an earlier save left.
+    """The saved rows; None if there is no file. Of a damaged file, the rows before the damage, which are an older state.
 
-    A file of a later version raises UnsupportedFormat, as any other file does: the next write would destroy it.
-    `may_fail` False: so does an error of the disk, when what is not read now is not read later either.
+    A file of a later version raises UnsupportedFormat, because the next write would destroy it. With `may_fail` False,
+    disk errors are raised, too: for callers that do not keep the file for later.
     """
     path = f"{shard_dir}/{WATCH_NAME}"
     sessions = StoredSessions()
@@ -117,7 +117,7 @@ def read(disk: Disk, shard_dir: str, *, may_fail: bool = True) -> WatchRows | No
     except (Corrupt, OSError) as error:
         if isinstance(error, OSError) and not may_fail:
             raise
-        logger.warning("watch sessions are lost, clients will make new ones: %s", error)
+        logger.warning("watch sessions are lost; clients will create new ones: %s", error)
     return WatchRows(sessions.rows(), list(groups.values()))
 
 

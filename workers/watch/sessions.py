@@ -1,27 +1,29 @@
-"""Watch sessions: what each is about, how far it has come, and which stream has it. No files, no clock.
+"""Watch sessions: parameters, cursors and owning stream of each session. Pure: no file, no clock.
 
-    create                         a session, without a stream
-    open  → OpenedSession          a stream has it from here on, and may save its cursors
-          → TakeOver               another stream has it: end that one, ask again when it has saved, or with `force`
-    save                           of the stream that has it; anybody else's is ignored
+    create                         a session without a stream
+    open  → OpenedSession          the stream owns the session from here on, and may save its cursors
+          → StreamOwner            another stream owns it: end that one, open again after its last save, or with `force`
+    save                           cursors of the owning stream; those of other streams are ignored
     front_gone, sweep, load
-    take, rows, changes            for the file: what has changed since it was asked last, and all there is
+    take, rows, changes            for the file: changes since the last `take`, and the whole state
 
-Cursors at open are the stored ones, set back to those of the last event id that the client has seen. They are stored as
-set back: an event id that names only changes builds on a numbered save, and the new stream's must build on where it began.
+At open, cursors are set back to the last event id seen by the client, and stored that way: an event id that names only
+changed cursors refers to a numbered save, and the saves of the new stream must start from where it began.
 
-Stored cursors *may be old* when a stream got further than its last save: its front died, it was taken over by force, or
-this worker died. Then, and only then, the client's id may also move them forward.
+Stored cursors are *maybe stale* if a stream may have got further than its last save: its front died, its session was taken
+over by force, or this worker died. Only then may the client's event id also move cursors forward.
 
-To find the cursors of an earlier save, later ones are undone. A topic that a pattern has found since is absent then,
-and begins with its first record. Saves can be lost with this worker, and their numbers must not come to mean others: what
-may move cursors back or follow a loss begins an *era*, with numbers of its own, which come from the time since an era can
-be lost, too. Within an era cursors only grow, so the last known save before one that was lost repeats some records and
-skips none. Where an era has no known save, the oldest save that is known has to do.
+To find the cursors of an earlier save, later saves are undone. A topic found by a pattern since then is removed, and begins
+with its first record. Saves can be lost with this worker, and their numbers must not be reused: an open that moves cursors
+back, or follows a possible loss, begins an *era* with new numbers. They are derived from the time, since an era can be
+lost, too. Within an era cursors only grow, so using the last known save before a lost one repeats some records and skips
+none. If an era has no known save, the oldest known save is used.
 
-A cursor is of an *epoch* of its topic (docs/http/read.md#epochs), which event ids do not name, so the session does. When a stream comes to
-another epoch it tells its client, who may never hear of it and come back with a cursor of the epoch before. Which cursors these
-can be is kept until an id shows that the client has heard, by saying so or by another cursor; with one of them the stream goes on in the epoch before, and tells again.
+A cursor belongs to an *epoch* of its topic (docs/http/read.md#epochs). Event ids do not contain epochs, so the session
+stores them. When a stream reaches another epoch, it sends an event about it, which the client may miss; then it reconnects
+with a cursor of the previous epoch. The session keeps the range of such cursors until an event id shows that the client has
+got the event, explicitly or by another cursor. With a cursor in that range, the stream continues in the previous epoch, and
+sends the event again.
 """
 
 from __future__ import annotations
@@ -48,20 +50,20 @@ from topics.link.watch import (
 )
 from topics.protocols.http import event_ids
 
-# What can be undone, of a session: so many cursors, and in any case so many saves.
+# Undo history of a session: maximum number of cursors, and the number of saves that are kept in any case.
 UNDO_CURSORS_MAX = 4096
 UNDO_SAVES_MIN = 4
-# What of it is written to the file: enough for what was on its way to a client when the server stopped.
+# The part of it that is written to the file: enough for events in flight to a client when the server stopped.
 STORED_CURSORS_MAX = 256
 STORED_SAVES_MIN = 2
 CURSORS_MAX = 1_000_000  # over all sessions: about 400 MiB
-BYTES_MAX = 64 << 20  # of all sessions, as they are stored; changes since may take as much again
-KEY_BYTES_MAX = BYTES_MAX // 4  # of those of one key
-STORED_CHANGES_MAX = 16  # of a session, since its row: about, it waits for its turn to get another
-ROWS_BYTES_MAX = 1 << 20  # of rows that one `take` encodes: about a millisecond of the loop
-PENDING_MIN = 64  # cursors of saves that may wait for the file, though a session has fewer
-ERA = 1 << 26  # numbers of saves in it: one a second for two years
-ERA_MS = 16  # a worker is not restarted faster
+BYTES_MAX = 64 << 20  # of all stored sessions; changes since may take as much again
+KEY_BYTES_MAX = BYTES_MAX // 4  # of the sessions of one API key
+STORED_CHANGES_MAX = 16  # per session since its row, approximately: rows are rewritten in turn
+ROWS_BYTES_MAX = 1 << 20  # of rows encoded by one `take`: about a millisecond on the event loop
+PENDING_MIN = 64  # cursors of unwritten saves that a session may have, even if it has fewer topics
+ERA = 1 << 26  # save numbers per era: one per second for two years
+ERA_MS = 16  # shortest time between two eras: a worker does not restart faster
 
 T = TypeVar("T")
 
@@ -69,11 +71,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class CursorUndo(msgspec.Struct, frozen=True, array_like=True):
-    """How to get from the cursors of a save to those of the save before."""
+    """Undoes one save: the cursors as they were at the previous one."""
 
     number: int
     previous: int
-    before: dict[str, int | None]  # None: the topic was not there yet
+    before: dict[str, int | None]  # None: the session did not have the topic
 
     @property
     def size(self) -> int:
@@ -81,15 +83,15 @@ class CursorUndo(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionRow(msgspec.Struct, frozen=True, array_like=True):
-    """A session as the file has it."""
+    """A session in the file."""
 
     wid: str
     key: bytes
     spec: SessionSpec
     cursors: dict[str, int]
     save: int
-    stream: int  # that had it then; 0: none
-    maybe_old: bool
+    stream: int  # the owning stream; 0: none
+    maybe_stale: bool
     learned: list[str]
     undo: list[CursorUndo]
     epochs: dict[str, str] = {}
@@ -97,18 +99,18 @@ class SessionRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionChange(msgspec.Struct, frozen=True, array_like=True):
-    """What has become of a session since the file has heard of it."""
+    """Changes of a session since its last row or change in the file."""
 
     wid: str
     stream: int
-    maybe_old: bool
-    saves: list[tuple[int, dict[str, int | None]]] = []  # each as `_Session.apply` takes it
-    epochs: dict[str, tuple[str | None, EpochChange | None]] = {}  # as they are now
+    maybe_stale: bool
+    saves: list[tuple[int, dict[str, int | None]]] = []  # arguments of `_Session.apply`
+    epochs: dict[str, tuple[str | None, EpochChange | None]] = {}  # current values
 
 
 @dataclass(frozen=True, slots=True)
 class SessionChanges:
-    """What the file is to hear of; rows and changes are encoded."""
+    """Changes for the file; rows and changes are encoded."""
 
     ended: list[str]
     rows: list[bytes]
@@ -117,7 +119,7 @@ class SessionChanges:
 
 @dataclass(frozen=True, slots=True)
 class StreamOwner:
-    """The stream that has the session, by its front and that front's number for it."""
+    """The stream that owns a session: its front, and that front's number for it."""
 
     peer: bytes
     stream: int
@@ -130,20 +132,20 @@ class _Session:
     cursors: dict[str, int]
     save: int = 0
     peer: bytes = b""
-    stream: int = 0  # 0: no stream has it
-    maybe_old: bool = False
+    stream: int = 0  # 0: no owner
+    maybe_stale: bool = False
     is_restored: bool = False  # from the file, and not opened since
-    orphan: int = 0  # the stream that had it when the worker died, and that may still be there
-    learned: set[str] = field(default_factory=set)  # topics that came after the session was made
+    orphan: int = 0  # the owner when the worker died; it may still exist
+    learned: set[str] = field(default_factory=set)  # topics added after the session was created
     undo: deque[CursorUndo] = field(default_factory=deque)
     undo_size: int = 0
     epochs: dict[str, str] = field(default_factory=dict)  # of topics whose epoch is known
-    changes: dict[str, EpochChange] = field(default_factory=dict)  # that the client may not have heard of
-    # What the file has not heard of; None: so much that a new row is shorter.
+    changes: dict[str, EpochChange] = field(default_factory=dict)  # which the client may have missed
+    # Saves that are not in the file; None: so many that a new row is shorter.
     saves: list[tuple[int, dict[str, int | None]]] | None = field(default_factory=list)
     saves_size: int = 0
     new_epochs: set[str] = field(default_factory=set)
-    # What it has: a row, and changes since.
+    # In the file: a row, and changes since.
     stored: bytes = b""
     stored_changes: list[bytes] = field(default_factory=list)
 
@@ -154,7 +156,7 @@ class _Session:
             spec=row.spec,
             cursors=row.cursors,
             save=row.save,
-            maybe_old=row.maybe_old,
+            maybe_stale=row.maybe_stale,
             is_restored=True,
             orphan=row.stream,
             learned=set(row.learned),
@@ -167,7 +169,7 @@ class _Session:
     # -- saves ---------------------------------------------------------------------------------------------
 
     def apply(self, number: int, changed: dict[str, int | None]) -> None:
-        """Set cursors, as the save of this number; None takes a topic out."""
+        """Set cursors, as the save with this number; None removes a topic."""
         cursors = self.cursors
         before: dict[str, int | None] = {}
         for topic, cursor in changed.items():
@@ -203,7 +205,7 @@ class _Session:
                     self.changes[topic] = change
 
     def _remember(self, undo: CursorUndo) -> None:
-        if undo.number <= undo.previous:  # nobody counts like this: what an older number meant is not known
+        if undo.number <= undo.previous:  # never happens; the meaning of older numbers would be unknown
             self.undo.clear()
             self.undo_size = 0
         elif self.spec.patterns or not event_ids.lists_all(self.cursors):
@@ -213,7 +215,7 @@ class _Session:
                 self.undo_size -= self.undo.popleft().size
 
     def cursors_at(self, save: int) -> dict[str, int]:
-        """As they were with that save, or earlier when that is not known."""
+        """The cursors at that save, or at an earlier one if it is unknown."""
         cursors, at = dict(self.cursors), self.save
         for undo in reversed(self.undo):
             if at <= save and at // ERA == save // ERA:
@@ -228,12 +230,12 @@ class _Session:
 
     def begin_era(self, moved: dict[str, int | None], now_ms: int) -> None:
         self.apply(max(now_ms // ERA_MS, self.save // ERA + 1) * ERA, moved)
-        self.maybe_old = self.is_restored = False
+        self.maybe_stale = self.is_restored = False
 
     # -- event ids -----------------------------------------------------------------------------------------
 
-    def moved_to(self, last_event_id: str) -> dict[str, int | None]:
-        """Which cursors a client that has seen this id wants elsewhere."""
+    def cursors_moved_by(self, last_event_id: str) -> dict[str, int | None]:
+        """The cursors to change for a client that has seen this event id."""
         decoded = event_ids.decode(last_event_id)
         if decoded is None:
             return {}
@@ -244,20 +246,20 @@ class _Session:
         for topic, cursor in self.cursors.items():
             wanted = seen.get(topic)
             if wanted is None:
-                # An id that does not name a topic which came later is from before that.
+                # The id is older than the topic's addition.
                 if topic in self.learned:
                     moved[topic] = None
-            elif topic not in moved and (wanted < cursor or (self.maybe_old and wanted > cursor)):
+            elif topic not in moved and (wanted < cursor or (self.maybe_stale and wanted > cursor)):
                 moved[topic] = wanted
-        if self.maybe_old:
-            # Topics that patterns have found since what is stored was saved.
+        if self.maybe_stale:
+            # Topics found by patterns after the stored save.
             for topic, cursor in seen.items():
-                if topic not in self.cursors and self._finds(topic):
+                if topic not in self.cursors and self._matches(topic):
                     moved[topic] = cursor
         return moved
 
     def _set_back(self, seen: dict[str, int], last_event_id: str) -> dict[str, int | None]:
-        """Go back to the epoch before where these cursors may be of it."""
+        """Return to the previous epoch of topics whose cursors may belong to it."""
         moved: dict[str, int | None] = {}
         for topic, change in list(self.changes.items()):
             wanted = seen.get(topic)
@@ -273,7 +275,7 @@ class _Session:
                 del self.changes[topic]
         return moved
 
-    def _finds(self, topic: str) -> bool:
+    def _matches(self, topic: str) -> bool:
         name = topic.encode()
         return any(parse_pattern(text.encode()).matches(name) for text in self.spec.patterns)
 
@@ -287,7 +289,7 @@ class _Session:
             self.cursors,
             self.save,
             self.stream or self.orphan,
-            self.maybe_old,
+            self.maybe_stale,
             sorted(self.learned),
             self._stored_undo() if self.undo else [],
             self.epochs,
@@ -296,7 +298,7 @@ class _Session:
 
     @property
     def has_many_changes(self) -> bool:
-        """Whether it is time for another row."""
+        """Whether the row should be rewritten."""
         changes = self.stored_changes
         return len(changes) > STORED_CHANGES_MAX or sum(map(len, changes)) > len(self.stored)
 
@@ -305,7 +307,7 @@ class _Session:
         epochs = {
             topic: (self.epochs.get(topic), self.changes.get(topic)) for topic in sorted(self.new_epochs)
         }
-        change = SessionChange(wid, self.stream or self.orphan, self.maybe_old, self.saves, epochs)
+        change = SessionChange(wid, self.stream or self.orphan, self.maybe_stale, self.saves, epochs)
         self.forget_change()
         return change
 
@@ -319,7 +321,7 @@ class _Session:
         for topic, (epoch, told) in change.epochs.items():
             _set(self.epochs, topic, epoch)
             _set(self.changes, topic, told)
-        self.orphan, self.maybe_old = change.stream, change.maybe_old
+        self.orphan, self.maybe_stale = change.stream, change.maybe_stale
 
     def _stored_undo(self) -> list[CursorUndo]:
         newest: list[CursorUndo] = []
@@ -340,7 +342,7 @@ def _set(table: dict[str, T], topic: str, value: T | None) -> None:
 
 
 class StoredSessions:
-    """Sessions as the file tells of them, entry by entry."""
+    """Sessions rebuilt from the entries of the file."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Session] = {}
@@ -371,10 +373,10 @@ class Sessions:
         self._bytes = 0  # of all stored rows
         self._key_bytes: dict[bytes, int] = {}
         self._key_sessions: dict[bytes, int] = {}
-        self._cursors = 0  # of all of them, about: what an id takes out of a session is not counted
-        # Those that no stream has, and since when; the longest idle first.
+        self._cursors = 0  # of all sessions, approximately: cursors removed by an event id still count
+        # Sessions without an owner and since when; the longest idle first.
         self._idle: dict[str, int] = {}
-        # What the file has not heard of: of many sessions few move between two saves.
+        # Not in the file yet: between two saves, few of many sessions change.
         self._new: dict[str, None] = {}
         self._changed: dict[str, None] = {}
         self._ended: dict[str, None] = {}
@@ -385,10 +387,10 @@ class Sessions:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether the file is to hear of anything."""
+        """Whether there are changes for the file."""
         return bool(self._new or self._changed or self._ended)
 
-    # -- what fronts ask for -------------------------------------------------------------------------------
+    # -- requests of fronts --------------------------------------------------------------------------------
 
     def create(self, request: CreateSession, now_ms: int) -> None:
         self.sweep(now_ms)
@@ -399,7 +401,7 @@ class Sessions:
             )
         if self._max and request.wid not in self._sessions and len(self._sessions) >= self._max:
             raise Throttled(
-                f"there are {self._max} watch sessions, which is the limit; a session that nobody reads goes after "
+                f"there are {self._max} watch sessions, which is the limit; an unused session expires after "
                 f"{SESSION_TTL_MS // 1000} s",
                 limit="max_watch_sessions",
                 max=self._max,
@@ -420,11 +422,11 @@ class Sessions:
         self._new[request.wid] = None
 
     def _check_room(self, key: bytes, size: int) -> None:
-        """One key may not take the room of all others."""
+        """Limit the sessions of one API key, so that it cannot use up the server's limit."""
         if key and self._max_per_key:
             if self._key_sessions.get(key, 0) >= self._max_per_key:
                 raise Throttled(
-                    f"this key has {self._max_per_key} watch sessions, which is the limit; a session that is not read goes after "
+                    f"this key has {self._max_per_key} watch sessions, which is the limit; an unused session expires after "
                     f"{SESSION_TTL_MS // 1000} s",
                     limit="max_watch_sessions_per_key",
                     max=self._max_per_key,
@@ -441,7 +443,7 @@ class Sessions:
         self._store(session, row)
 
     def _store(self, session: _Session, row: bytes) -> None:
-        """Its newest stored form; empty: it is gone."""
+        """Set the stored row of a session; empty: it is removed."""
         grown = len(row) - len(session.stored)
         session.stored = row
         session.stored_changes = []
@@ -451,7 +453,7 @@ class Sessions:
     def open(
         self, peer: bytes, request: OpenSession, now_ms: int, *, force: bool = False
     ) -> OpenedSession | StreamOwner:
-        """Give the session to a stream. `force`: though the stream that has it has not let go."""
+        """Make a stream the owner of a session. `force`: even if the current owner has not released it."""
         self.sweep(now_ms)
         session = self._find(request)
         if request.stream == 0:
@@ -459,11 +461,11 @@ class Sessions:
         if session.stream and (session.peer, session.stream) != (peer, request.stream):
             if not force:
                 return StreamOwner(session.peer, session.stream)
-            session.maybe_old = True
-        moved = session.moved_to(request.last_event_id)
-        if moved or session.maybe_old or session.is_restored:
+            session.maybe_stale = True
+        moved = session.cursors_moved_by(request.last_event_id)
+        if moved or session.maybe_stale or session.is_restored:
             session.begin_era(moved, now_ms)
-        self._hand_over(request.wid, session, peer, request.stream)
+        self._assign(request.wid, session, peer, request.stream)
         return _opened(session)
 
     def _find(self, request: OpenSession) -> _Session:
@@ -471,34 +473,35 @@ class Sessions:
         if session is None:
             raise SessionNotFound(request.wid)
         if session.key and session.key != request.key:
-            raise Unauthorized("send the key with which this watch session was made")
+            raise Unauthorized("this watch session belongs to another key; send the key that created it")
         return session
 
     def save(self, peer: bytes, request: SaveSession, now_ms: int) -> bool:
-        """Take over cursors. False: another stream has the session, or it is gone; nothing was changed."""
+        """Save cursors of a stream. False: it is not the owner, or the session is gone; nothing was changed."""
         session = self._sessions.get(request.wid)
         if session is None:
             return False
         unclaimed = session.is_restored and not session.stream and not session.orphan
         if session.orphan == request.stream != 0 or unclaimed:
-            # It has outlived the worker: the session is still its own. Maybe it was opened after the file was written.
-            self._hand_over(request.wid, session, peer, request.stream)
+            # The stream has outlived the previous worker and still owns the session; it may have been opened after the last
+            # write of the file.
+            self._assign(request.wid, session, peer, request.stream)
         if (session.peer, session.stream) != (peer, request.stream):
             return False
         if request.number != session.save + 1:
-            session.maybe_old = True  # what was in the saves between is not known
+            session.maybe_stale = True  # the saves in between are lost
         if any(cursor < session.cursors.get(topic, 0) for topic, cursor in request.cursors.items()):
-            # Another topic has that name now. A client that has not heard of it comes with an id that is ahead, and must hear.
-            session.maybe_old = True
+            # The topic was recreated. A client that does not know yet comes with a cursor that is ahead, and must be told.
+            session.maybe_stale = True
         self._apply(session, request)
         self._note_change(request.wid)
         if request.closes:
-            self._rest(request.wid, now_ms)
+            self._set_idle(request.wid, now_ms)
         return True
 
     def _apply(self, session: _Session, request: SaveSession) -> None:
         cursors: dict[str, int | None] = dict(request.cursors)
-        # At a limit nothing more is learned: a topic that is not known begins anew.
+        # At a limit, no topics are added: an unknown topic begins again at its first record.
         if self._cursors >= CURSORS_MAX or self._bytes >= BYTES_MAX:
             cursors = {topic: cursor for topic, cursor in cursors.items() if topic in session.cursors}
         before = len(session.cursors)
@@ -507,16 +510,16 @@ class Sessions:
         self._cursors += len(session.cursors) - before
 
     def front_gone(self, peer: bytes, now_ms: int) -> None:
-        """Its streams have ended, and may have got further than they could save."""
+        """The streams of a front have ended, and may have got further than their last saves."""
         for wid, session in self._sessions.items():
             if session.stream and session.peer == peer:
-                session.maybe_old = True
-                self._rest(wid, now_ms)
+                session.maybe_stale = True
+                self._set_idle(wid, now_ms)
 
     # -- time ----------------------------------------------------------------------------------------------
 
     def sweep(self, now_ms: int) -> None:
-        """Forget sessions that no stream has had for SESSION_TTL_MS."""
+        """Remove sessions that have had no owner for SESSION_TTL_MS."""
         gone: list[str] = []
         for wid, since_ms in self._idle.items():
             if now_ms - since_ms < SESSION_TTL_MS:
@@ -539,15 +542,15 @@ class Sessions:
         else:
             del self._key_sessions[session.key], self._key_bytes[session.key]
 
-    def _hand_over(self, wid: str, session: _Session, peer: bytes, stream: int) -> None:
+    def _assign(self, wid: str, session: _Session, peer: bytes, stream: int) -> None:
         session.peer, session.stream, session.orphan = peer, stream, 0
         self._idle.pop(wid, None)
         self._note_change(wid)
 
-    def _rest(self, wid: str, now_ms: int) -> None:
+    def _set_idle(self, wid: str, now_ms: int) -> None:
         session = self._sessions[wid]
         session.peer, session.stream = b"", 0
-        self._idle.pop(wid, None)  # so that it is put last
+        self._idle.pop(wid, None)  # move it to the end
         self._idle[wid] = now_ms
         self._note_change(wid)
 
@@ -557,7 +560,7 @@ class Sessions:
     # -- the file ------------------------------------------------------------------------------------------
 
     def take(self, limit: int) -> SessionChanges:
-        """What the file has not heard of, of up to so many sessions that have changed. Fewer if many need another row."""
+        """Changes for the file, of up to `limit` changed sessions; fewer if many rows must be rewritten."""
         encoded_bytes = 0
         taken = SessionChanges(list(self._ended), [], [])
         rows = self._new
@@ -568,35 +571,35 @@ class Sessions:
                 break
             del self._changed[wid]
             if session.saves is None:
-                encoded_bytes += self._store_anew(wid, session)
+                encoded_bytes += self._rewrite_row(wid, session)
                 rows[wid] = None
                 continue
             change = _encode(session.take_change(wid))
             taken.changes.append(change)
             session.stored_changes.append(change)
             if encoded_bytes < ROWS_BYTES_MAX and wid not in rows and session.has_many_changes:
-                encoded_bytes += self._store_anew(wid, session)
+                encoded_bytes += self._rewrite_row(wid, session)
         taken.rows.extend(self._sessions[wid].stored for wid in rows)
         return taken
 
-    def _store_anew(self, wid: str, session: _Session) -> int:
-        """Returns the length of the row."""
+    def _rewrite_row(self, wid: str, session: _Session) -> int:
+        """Encode a new row; returns its length."""
         session.forget_change()
         self._store(session, _encode(session.row(wid)))
         return len(session.stored)
 
     def rows(self) -> list[bytes]:
-        """Of all sessions, as of the last `take`, but for `changes`."""
+        """Rows of all sessions; with `changes`, the state as of the last `take`."""
         return [session.stored for session in self._sessions.values()]
 
     def changes(self) -> list[bytes]:
         return [change for session in self._sessions.values() for change in session.stored_changes]
 
     def load(self, rows: Iterable[SessionRow], now_ms: int) -> None:
-        """Begin with what the file has. Nothing is open, and everything is idle from now on."""
+        """Load the sessions of the file. None has an owner, and all are idle from now on."""
         for row in rows:
             session = _Session.of(row)
-            session.maybe_old = True  # it may have been opened, and read, after the file was written
+            session.maybe_stale = True  # it may have been opened and read after the last write of the file
             self._add(row.wid, session, _encode(row))
             self._idle[row.wid] = now_ms
 

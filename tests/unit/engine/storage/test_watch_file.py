@@ -358,8 +358,8 @@ def test_random_saves_are_read_as_the_table_is(seed: int) -> None:
     table.save()
     found = session_file.read(disk, DIR)
     assert found is not None
-    replaced = {row.wid: msgspec.structs.replace(row, maybe_old=False) for row in found.sessions}
-    wanted = {wid: msgspec.structs.replace(row, maybe_old=False) for wid, row in table.content().items()}
+    replaced = {row.wid: msgspec.structs.replace(row, maybe_stale=False) for row in found.sessions}
+    wanted = {wid: msgspec.structs.replace(row, maybe_stale=False) for wid, row in table.content().items()}
     assert replaced == wanted
     assert {(group[0], group[2]): group for group in found.groups} == table.groups
 

@@ -332,7 +332,7 @@ def test_a_client_that_is_gone_is_not_subscribed() -> None:
     peer.leave()
     town.rest()
     assert len(town.rig.core.watch.feeds) == 0
-    assert len(town.rig.core.watch._look_outs) == 0
+    assert len(town.rig.core.watch._name_watches) == 0
     assert peer.stream.subs == {} and town.front.desk.count == 0
 
 
@@ -386,7 +386,7 @@ def test_patterns_of_a_socket_find_topics_until_they_are_taken_back() -> None:
         town.write(1, name)
     town.rest()
     assert (peer.records("a.1"), peer.records("a.2"), peer.records("a.3")) == ([3], [1], [])
-    assert len(town.rig.core.watch._look_outs) == len(town.rig.core.watch.feeds) == 0
+    assert len(town.rig.core.watch._name_watches) == len(town.rig.core.watch.feeds) == 0
 
 
 @fault(

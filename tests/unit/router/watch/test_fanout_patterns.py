@@ -54,12 +54,12 @@ def test_who_comes_later_finds_what_others_have_found() -> None:
     town.rest()
     for client in (first, second):
         assert [client.seqs(name) for name in ("a.1", "a.2")] == [[1], [1]]
-    assert len(town.rig.core.watch._look_outs) == 1
+    assert len(town.rig.core.watch._name_watches) == 1
     first.leave()
     town.rest()
     second.leave()
     town.rest()
-    assert len(town.rig.core.watch._look_outs) == 0
+    assert len(town.rig.core.watch._name_watches) == 0
 
 
 def test_a_topic_that_was_gone_before_anybody_saw_it_is_not_mentioned() -> None:

@@ -175,7 +175,7 @@ def test_a_stream_that_ends_while_it_is_saved_loses_nothing() -> None:
     client.leave()
     town.rest()
     assert stored(town) == {"t": 5}
-    assert not town.rig.core.watch.sessions._sessions["w"].maybe_old
+    assert not town.rig.core.watch.sessions._sessions["w"].maybe_stale
 
 
 @fault("worker", "the worker of the sessions dies", "open streams go on, and it hears at once where they are")

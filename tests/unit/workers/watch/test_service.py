@@ -118,7 +118,7 @@ def test_a_look_out_ends_with_unfollow_and_with_its_front() -> None:
 
 
 def test_a_front_has_no_more_look_outs_than_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_service, "LOOK_OUTS_PER_FRONT_MAX", 2)
+    monkeypatch.setattr(watch_service, "NAME_WATCHES_PER_FRONT_MAX", 2)
     rig = FeedRig()
     keys = [look_out(rig, "a.>") for _ in range(3)]
     assert [rig.replies[key].status for key in keys] == [200, 200, 400]
@@ -131,7 +131,7 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
     rig = FeedRig()
     assert rig.replies[look_out(rig, pattern)].status == 400
     rig.put("a")
-    assert len(rig.core.watch._look_outs) == 0
+    assert len(rig.core.watch._name_watches) == 0
 
 
 def find(rig: FeedRig, **wish: Any) -> list[FoundTopic]:

@@ -454,7 +454,7 @@ def test_a_number_out_of_order_is_applied_and_forgets_what_came_before() -> None
     saved(sessions, 2, {"t.1": 12}, closes=True)
     answer = opened(sessions, 2)
     assert answer.cursors == {**large(), "t.1": 12}
-    assert not sessions._sessions["w"].maybe_old
+    assert not sessions._sessions["w"].maybe_stale
 
 
 # ---- whether there is something to write
@@ -493,7 +493,7 @@ def test_the_file_has_what_changed_and_what_did_not() -> None:
     assert after["w"].cursors == {"a": 1}
     assert [after[row.wid] for row in before[1:]] == before[1:]
     again = restarted(sessions)
-    assert {row.wid: replace(row, maybe_old=False) for row in stored(again)} == after
+    assert {row.wid: replace(row, maybe_stale=False) for row in stored(again)} == after
     sessions.sweep(T0 + SESSION_TTL_MS)
     assert [row.wid for row in stored(sessions)] == ["w"]
 

@@ -14,7 +14,7 @@ from topics.link import wire
 from topics.link.job_streams import PUSH_BYTES, JobStreamOptions, encode
 from workers.shard.core import PROBE_EVERY_US
 from workers.shard.flow_control import READS_PER_TURN
-from workers.watch import jobs as job_streams
+from workers.watch import job_streams as job_streams
 
 OTHER = b"other front"
 
@@ -190,7 +190,7 @@ def test_a_push_is_no_larger_than_its_bound_unless_it_is_one_record(rig: JobRig)
 def test_a_front_whose_clients_take_little_gets_small_pushes(
     rig: JobRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_streams, "AHEAD_BYTES_MAX", 50_000)
+    monkeypatch.setattr(job_streams, "UNACKED_BYTES_MAX", 50_000)
     for _ in range(20):
         rig.ask(wire.WRITE, "q", {"records": [{"data": "x" * 6000}]})
     first = rig.work(max=10)

@@ -1,11 +1,11 @@
-"""Streams of jobs at one shard: who wants jobs as they come, how much each may hold, and when it is asked for again.
+"""Job streams of a shard: claims that push jobs to connected clients as they become ready.
 
-A stream is a claim that stands in the engine, and is asked again as soon as it is answered and the client may have more:
-fewer than `max` leases of its connection hold, and fewer than PUSHES_AHEAD of its pushes are not WORKED. While either is
-used up nothing stands for it, so what is ready goes to others. The engine says when a lease of a connection has ended
-(`shard.on_settled`), the front when there is room: nothing is looked at in between.
+A stream is a claim that waits in the engine. It is repeated as soon as it is answered and the client may have more jobs:
+its connection has fewer than `max` leases, and fewer than PUSHES_AHEAD pushes without a JOBS_ACK. Otherwise no claim
+waits, so ready jobs go to other clients. The engine reports the end of a lease (`shard.on_settled`) and the front sends
+a JOBS_ACK when there is room, so nothing is polled.
 
-When the client, or its front, is gone, what was leased over its connection is released at once.
+When the client or its front is gone, the leases of its connection are released at once.
 """
 
 from __future__ import annotations
@@ -32,20 +32,19 @@ from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
 from topics.link.job_streams import PUSH_BYTES, PUSHES_AHEAD, JobStreamOptions, decode_options
+from workers.codec.consumer_replies import render_events
 from workers.peers.links import Send
-from workers.watch import job_events
 
 logger = logging.getLogger("topics.shard")
 
-STREAMS_MAX = 100_000  # more are refused with 429; each costs about 1 KiB here
-# Of pushes to one front that are not WORKED. Beyond it pushes are small: clients that take nothing keep theirs.
-AHEAD_BYTES_MAX = 64 << 20
+STREAMS_MAX = 100_000  # more are refused with 429; each takes about 1 KiB
+# Of all pushes to one front without a JOBS_ACK. Beyond it pushes are small, because stalled clients keep theirs.
+UNACKED_BYTES_MAX = 64 << 20
 SMALL_PUSH_BYTES = 16 * 1024
-CLAIMS_PER_TURN = 128  # of PUSH_BYTES each; more are asked in the turns that follow
+CLAIMS_PER_TURN = 128  # of PUSH_BYTES each; more claims wait for later turns
 
-Ask: TypeAlias = Callable[
-    [bytes, int, Any, cmd.Command], Any
-]  # peer, number, who asks, what; returns the token
+# Peer, number, requester, command; returns the token.
+Ask: TypeAlias = Callable[[bytes, int, Any, cmd.Command], Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,13 +52,13 @@ class JobStream:
     peer: bytes
     number: int
     topic: str
-    wish: JobStreamOptions
-    connection: int  # as the engine knows it
-    is_open: bool = False  # there is such a queue or consumer, and the front was told so
+    options: JobStreamOptions
+    connection: int  # id of its leases in the engine
+    is_open: bool = False  # the queue or consumer exists, and the front has the reply
     is_closed: bool = False
-    token: Any = None  # of the claim that stands
+    token: Any = None  # of the waiting claim
     claim: con.Claim | None = None
-    ahead: deque[int] = field(default_factory=deque)  # bytes of pushes that are not WORKED
+    unacked: deque[int] = field(default_factory=deque)  # bytes of each push without a JOBS_ACK
 
 
 class JobStreams:
@@ -72,7 +71,7 @@ class JobStreams:
         has_window: Callable[[bytes], bool],
         is_headers_only: Callable[[con.Claimed], bool],
     ) -> None:
-        """`has_window`: whether a front has_window what it was sent. `is_headers_only`: whether the consumer wants no data."""
+        """`has_window`: whether a front's reply window is open. `is_headers_only`: whether the consumer gets no data."""
         self._shard = engine.shard
         self._send = send
         self._ask = ask
@@ -83,15 +82,15 @@ class JobStreams:
         self._by_connection: dict[int, JobStream] = {}
         self._by_topic: dict[str, dict[JobStream, None]] = {}
         self._per_front: dict[bytes, int] = {}
-        self._ahead_bytes: dict[bytes, int] = {}
-        self._stirred: dict[JobStream, None] = {}  # which may have room for more
-        self._asked = 0  # claims since the last turn
+        self._unacked_bytes: dict[bytes, int] = {}
+        self._to_refill: dict[JobStream, None] = {}  # streams that may have room for more jobs
+        self._claims_asked = 0  # since the last turn
         self._shard.on_settled = self._settled
         self._shard.is_followed = self._is_followed
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
-            wire.OPEN_JOBS: self._on_work,
-            wire.JOBS_ACK: self._on_worked,
-            wire.CLOSE_JOBS: self._on_unwork,
+            wire.OPEN_JOBS: self._on_open,
+            wire.JOBS_ACK: self._on_ack,
+            wire.CLOSE_JOBS: self._on_close,
         }
 
     def __len__(self) -> int:
@@ -100,7 +99,7 @@ class JobStreams:
     # -- in ------------------------------------------------------------------------------------------------
 
     def receive(self, peer: bytes, request: wire.Request) -> bool:
-        """Whether it was for the desk; a TopicsError is what the front is to be told."""
+        """Handle a request about job streams; False: it is not one. A TopicsError is sent as the reply."""
         handler = self._ops.get(request.op)
         if handler is None:
             return False
@@ -108,7 +107,7 @@ class JobStreams:
         return True
 
     def fronts(self) -> list[bytes]:
-        """Those with open streams. Should one die, others get its clients' jobs."""
+        """Fronts with open streams. When one dies, its leases must be released."""
         return list(self._per_front)
 
     def front_gone(self, peer: bytes) -> None:
@@ -116,66 +115,66 @@ class JobStreams:
             for stream in [stream for stream in self._streams.values() if stream.peer == peer]:
                 self._close(stream)
 
-    def _on_work(self, peer: bytes, request: wire.Request) -> None:
+    def _on_open(self, peer: bytes, request: wire.Request) -> None:
         try:
-            wish = decode_options(request.body)
+            options = decode_options(request.body)
         except msgspec.MsgspecError as error:
-            raise InvalidRequest(f"a message about a stream of jobs cannot be read: {error}") from None
+            raise InvalidRequest(f"a message about a job stream cannot be decoded: {error}") from None
         if len(self._streams) >= STREAMS_MAX:
-            raise Throttled("too many streams of jobs", limit="job_streams", max=STREAMS_MAX)
+            raise Throttled("too many job streams", limit="job_streams", max=STREAMS_MAX)
         topic = request.topic.decode("utf-8", "replace")
         self._connections += 1
-        stream = JobStream(peer, request.id, topic, wish, self._connections)
+        stream = JobStream(peer, request.id, topic, options, self._connections)
         self._streams[peer, request.id] = stream
         self._by_connection[stream.connection] = stream
         self._by_topic.setdefault(topic, {})[stream] = None
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
-        self._ask(peer, request.id, stream, self._question(stream))
+        self._ask(peer, request.id, stream, self._existence_check(stream))
 
     @staticmethod
-    def _question(stream: JobStream) -> cmd.Command:
-        """What tells whether there is such a queue or consumer."""
-        consumer = stream.wish.consumer
+    def _existence_check(stream: JobStream) -> cmd.Command:
+        """A command that shows whether the queue or consumer exists."""
+        consumer = stream.options.consumer
         if consumer == con.QUEUE:
             return cmd.State(stream.topic, touch=False)
         return con.GetConsumer(stream.topic, consumer)
 
-    def _on_worked(self, peer: bytes, request: wire.Request) -> None:
+    def _on_ack(self, peer: bytes, request: wire.Request) -> None:
         stream = self._streams.get((peer, request.id))
-        if stream is not None and stream.ahead:
-            self._ahead_bytes[peer] -= stream.ahead.popleft()
-            self._fill(stream)
+        if stream is not None and stream.unacked:
+            self._unacked_bytes[peer] -= stream.unacked.popleft()
+            self._refill(stream)
 
-    def _on_unwork(self, peer: bytes, request: wire.Request) -> None:
+    def _on_close(self, peer: bytes, request: wire.Request) -> None:
         stream = self._streams.get((peer, request.id))
         if stream is not None:
             self._close(stream)
 
     def _is_followed(self, topic: str, consumer: str) -> bool:
-        return any(stream.wish.consumer == consumer for stream in self._by_topic.get(topic, ()))
+        return any(stream.options.consumer == consumer for stream in self._by_topic.get(topic, ()))
 
     def _settled(self, connection: int) -> None:
-        """Within the engine's turn, which may have more to say: what follows from it waits for the turn's end."""
+        """Called during the engine's turn, so the next claim waits for the end of the turn."""
         stream = self._by_connection.get(connection)
         if stream is not None and stream.is_open:
-            self._stirred[stream] = None
+            self._to_refill[stream] = None
 
     def tick(self) -> None:
-        """The turn has ended: who has room for more asks for it."""
-        self._asked = 0
-        if not self._stirred:
+        """The turn has ended: claim more for the streams that have room."""
+        self._claims_asked = 0
+        if not self._to_refill:
             return
-        stirred, self._stirred = self._stirred, {}
-        for stream in stirred:
+        streams, self._to_refill = self._to_refill, {}
+        for stream in streams:
             if not stream.is_closed:
-                self._fill(stream)
+                self._refill(stream)
 
     # -- claims --------------------------------------------------------------------------------------------
 
     def on_result(self, stream: JobStream, token: Any, result: object) -> None:
-        """The engine has answered one of the desk's own questions."""
+        """The result of a command of this service."""
         if stream.is_closed:
-            return  # what it claimed was released after that
+            return  # its leases are released by a later command
         if not stream.is_open:
             self._open(stream, result)
         elif stream.token is token:
@@ -194,70 +193,72 @@ class JobStreams:
             self._remove(stream)
             return
         self._send(stream.peer, stream.number, 200, wire.INTERNAL, b"", b"")
-        if stream.wish.check_only:
+        if stream.options.check_only:
             self._remove(stream)
             return
         stream.is_open = True
-        self._fill(stream)
+        self._refill(stream)
 
-    def _fill(self, stream: JobStream) -> None:
-        """Let a claim stand for all that the client may have now."""
-        if len(stream.ahead) >= PUSHES_AHEAD:
+    def _refill(self, stream: JobStream) -> None:
+        """Let a claim wait for as many jobs as the client may have now."""
+        if len(stream.unacked) >= PUSHES_AHEAD:
             return
-        if stream.claim is None and (self._asked >= CLAIMS_PER_TURN or not self._has_window(stream.peer)):
-            self._stirred[stream] = None
+        if stream.claim is None and (
+            self._claims_asked >= CLAIMS_PER_TURN or not self._has_window(stream.peer)
+        ):
+            self._to_refill[stream] = None
             return
         room = self._room(stream)
         if stream.claim is not None:
-            stream.claim.max = room  # also the one that stands is for all of it
+            stream.claim.max = room  # update the waiting claim
         elif room:
             self._claim(stream, room)
 
     def _claim(self, stream: JobStream, room: int) -> None:
-        wish = stream.wish
-        is_crowded = self._ahead_bytes.get(stream.peer, 0) > AHEAD_BYTES_MAX
+        options = stream.options
+        is_over = self._unacked_bytes.get(stream.peer, 0) > UNACKED_BYTES_MAX
         stream.claim = con.Claim(
             stream.topic,
-            wish.consumer,
-            wish.node.encode(),
+            options.consumer,
+            options.node.encode(),
             room,
-            wish.lease_ms,
-            SMALL_PUSH_BYTES if is_crowded else PUSH_BYTES,
+            options.lease_ms,
+            SMALL_PUSH_BYTES if is_over else PUSH_BYTES,
             standing=True,
             connection=stream.connection,
         )
         stream.token = self._ask(stream.peer, stream.number, stream, stream.claim)
-        self._asked += 1
+        self._claims_asked += 1
 
     def _room(self, stream: JobStream) -> int:
         log = self._shard.published.get(stream.topic)
         if log is None:
-            return 1  # the claim finds out what has become of it
-        return stream.wish.max - self._shard.leases_of(log, stream.wish.consumer, stream.connection)
+            return 1  # the claim will fail, and end the stream
+        return stream.options.max - self._shard.leases_of(log, stream.options.consumer, stream.connection)
 
     def _push(self, stream: JobStream, claimed: con.Claimed) -> None:
         try:
-            body = job_events.render(claimed, headers_only=self._is_headers_only(claimed))
-        except Exception as error:  # one odd record must not take the shard down
-            logger.exception("jobs could not be rendered")
-            self._fail(stream, TopicsError(f"a job could not be rendered: {error!r}"))
+            body = render_events(claimed, headers_only=self._is_headers_only(claimed))
+        except Exception as error:  # one bad record must not take the shard down
+            logger.exception("jobs could not be encoded")
+            self._fail(stream, TopicsError(f"a job could not be encoded: {error!r}"))
             return
         if body:
             self._send(stream.peer, stream.number, 200, wire.JOBS, b"", body)
-            stream.ahead.append(len(body))
-            self._ahead_bytes[stream.peer] = self._ahead_bytes.get(stream.peer, 0) + len(body)
-        self._fill(stream)
+            stream.unacked.append(len(body))
+            self._unacked_bytes[stream.peer] = self._unacked_bytes.get(stream.peer, 0) + len(body)
+        self._refill(stream)
 
     # -- ends ----------------------------------------------------------------------------------------------
 
     def on_dropped(self, result: cmd.TopicDropped | con.ConsumerDropped) -> None:
-        """Also streams for which nothing stands in the engine hear of it, and before there may be another of that name."""
+        """End the streams of a dropped topic or consumer, also those without a waiting claim, before its name is reused."""
         if not result.deleted:
             return
         for stream in list(self._by_topic.get(result.topic, ())):
             if isinstance(result, cmd.TopicDropped):
                 error: TopicsError = TopicNotFound(stream.topic)
-            elif stream.wish.consumer == result.consumer:
+            elif stream.options.consumer == result.consumer:
                 error = ConsumerNotFound(stream.topic, result.consumer)
             else:
                 continue
@@ -265,7 +266,7 @@ class JobStreams:
                 self._fail(stream, error)
 
     def _fail(self, stream: JobStream, error: TopicsError) -> None:
-        """It cannot go on; the front hears why."""
+        """End a stream with an error, which the front passes on."""
         status, body = error_parts(error)
         self._send(stream.peer, stream.number, status, wire.JOBS, b"", body)
         self._close(stream)
@@ -273,7 +274,7 @@ class JobStreams:
     def _close(self, stream: JobStream) -> None:
         self._remove(stream)
         if stream.is_open:
-            release = con.Release(stream.topic, stream.wish.consumer, stream.connection)
+            release = con.Release(stream.topic, stream.options.consumer, stream.connection)
             self._ask(stream.peer, stream.number, stream, release)
 
     def _remove(self, stream: JobStream) -> None:
@@ -287,14 +288,14 @@ class JobStreams:
             del self._by_topic[stream.topic]
         self._per_front[peer] -= 1
         if self._per_front[peer]:
-            self._ahead_bytes[peer] = self._ahead_bytes.get(peer, 0) - sum(stream.ahead)
+            self._unacked_bytes[peer] = self._unacked_bytes.get(peer, 0) - sum(stream.unacked)
         else:
             del self._per_front[peer]
-            self._ahead_bytes.pop(peer, None)
+            self._unacked_bytes.pop(peer, None)
 
 
 def _refusal(stream: JobStream, result: object) -> TopicsError | None:
-    """Why there can be no such stream, if so."""
+    """Why the stream cannot be opened; None: it can."""
     if isinstance(result, TopicsError):
         return result
     if isinstance(result, cmd.TopicState):
@@ -303,7 +304,7 @@ def _refusal(stream: JobStream, result: object) -> TopicsError | None:
     most = result.config.max_waiting
     if result.waiting >= most:
         return Throttled(
-            "as many wait at this consumer as it allows; come back later, or raise its max_waiting",
+            "this consumer has reached its max_waiting; retry later, or raise max_waiting",
             limit="max_waiting",
             max=most,
         )
