@@ -11,7 +11,7 @@ from topics.api.limits import PLAN_GROUPS_MAX
 
 
 class MergeParameters(msgspec.Struct, frozen=True):
-    """Which neighbouring segments are worth merging. Stored in the plan file."""
+    """Which adjacent segments are worth merging. Stored in the plan file."""
 
     target_bytes: int = 1 << 30
     min_garbage: float = 0.1

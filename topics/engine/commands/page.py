@@ -43,7 +43,7 @@ class Page:
     scanned: int
     more: bool  # of a read by tag: more tags follow
     cold_segments: int  # how many segments of the cold tier the records came from
-    epoch: str  # of the topic, if it was asked for
+    epoch: str  # of the topic, if requested
 
     @classmethod
     def empty(

@@ -157,7 +157,7 @@ class SubjectTrie(Generic[S]):
 
     def __init__(self) -> None:
         self._root: _Node[S] = _Node()
-        self.visited = 0  # nodes that all matches so far have visited: what they cost
+        self.visited = 0  # nodes visited by all matches so far, as a measure of their cost
         self._count = 0
         self._serial = 0  # of the newest subscription
         self._cache: dict[bytes, _Cached[S]] = {}

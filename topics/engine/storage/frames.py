@@ -43,7 +43,7 @@ SEGMENT_MERGE = 32
 TXN_OPENED, TXN_DECIDED, TXN_ADVANCED, TXN_ENDED = 40, 41, 42, 43
 
 HAS_TAG, HAS_NODE, RAW, HAS_EXT, ERASED = 1, 2, 8, 16, 32
-# Row flags that exist in memory only; on disk a delete is a byte of the .del file.
+# Row flags in memory only; on disk a delete is in the .del file.
 STAGED_DELETE, DELETED = 64, 128
 DEAD = STAGED_DELETE | DELETED
 
