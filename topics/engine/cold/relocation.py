@@ -29,7 +29,7 @@ from topics.api.config import EngineConfig
 from topics.api.errors import ColdStoreFailed, Corrupt, ErasePutOff, ShardReadOnly, TopicsError
 from topics.engine.cold.erase import ColdEraser
 from topics.engine.cold.merge.service import MergeService
-from topics.engine.core.pacing import GrowthRate, RateLimit, Work
+from topics.engine.core.pacing import GrowthRate, PacedWork, RateLimit
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
@@ -323,7 +323,7 @@ class Relocator:
             yield self._run(partial(self._delete_segment, self._reader.topic_dir(log.id), meta))
         self._copies.get(log.id, set()).discard(name)
 
-    def _copy_steps(self, directory: str, meta: SegmentMeta) -> Work[_Copied]:
+    def _copy_steps(self, directory: str, meta: SegmentMeta) -> PacedWork[_Copied]:
         """Put the segment's files into the store and read them back; runs on another thread, a MiB at a time."""
         store, disk = self._store, self._disk
         assert store is not None
@@ -352,7 +352,7 @@ class Relocator:
             return _Copied(str(error))
         return _Copied()
 
-    def _is_stored(self, path: str, meta: SegmentMeta, blocks: list[bytes]) -> Work[bool]:
+    def _is_stored(self, path: str, meta: SegmentMeta, blocks: list[bytes]) -> PacedWork[bool]:
         """Whether the store has an intact copy of .data, perhaps from an earlier attempt."""
         store = self._store
         assert store is not None

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from topics.engine.commands.records import Records
 
-State: TypeAlias = Literal["open", "committing", "committed", "aborted"]
+TransactionStatus: TypeAlias = Literal["open", "committing", "committed", "aborted"]
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class TransactionState:
 
     topic: str
     txn: int
-    state: State
+    state: TransactionStatus
     first_seq: int = 0
     last_seq: int = 0
     count: int | None = None

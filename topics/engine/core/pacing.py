@@ -15,7 +15,7 @@ from topics.engine.core.clock import EngineClock
 from topics.engine.core.tasks import Blocking, WaitUntil
 
 Result = TypeVar("Result")
-Work = Generator[None, None, Result]
+PacedWork = Generator[None, None, Result]
 
 
 class RateLimit:
@@ -46,7 +46,7 @@ class RateLimit:
 
     def steps(
         self,
-        work: Work[Result],
+        work: PacedWork[Result],
         *,
         kind: str,
         steps: int,
@@ -76,7 +76,7 @@ class RateLimit:
                 work.close()
 
 
-def _advance(work: Work[Result], steps: int) -> Callable[[], list[Result]]:
+def _advance(work: PacedWork[Result], steps: int) -> Callable[[], list[Result]]:
     """A job that runs up to `steps` steps; it returns a list with the result at the end, an empty one before."""
 
     def advance() -> list[Result]:

@@ -30,9 +30,9 @@ class SmallPage:
     starts: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     # The log entry of the last record: file, offset in the file, length.
-    where: object = None
-    begins: int = 0
-    size: int = 0
+    entry_file: object = None
+    entry_offset: int = 0
+    entry_length: int = 0
 
     def page(self) -> Page:
         log = self.log
@@ -86,14 +86,14 @@ class SmallPage:
         runs = log.runs
         where = runs[-1][1] if runs and runs[-1][0] <= seq else runs[find_run(runs, seq)][1] if runs else None
         # Adjacent records are often in the same log entry, so try the entry of the last record first.
-        at = offset - self.begins
-        if where != self.where or at < 0 or at + length > self.size:
+        at = offset - self.entry_offset
+        if where != self.entry_file or at < 0 or at + length > self.entry_length:
             cached = self.cache.find(where, offset, length) if isinstance(where, int) else None
             if cached is None:
                 return False
             self.frames.append(cached[0])
             at = cached[1]
-            self.where, self.begins, self.size = where, offset - at, len(cached[0])
+            self.entry_file, self.entry_offset, self.entry_length = where, offset - at, len(cached[0])
         self.seqs.append(seq)
         self.timestamps.append(ts)
         self.flags.append(flags & (0xFF ^ DEAD))

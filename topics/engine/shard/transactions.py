@@ -140,7 +140,7 @@ class Transactions(Forwards):
             self._log_entry(log, frames.TXN_OPENED, opened)
             known.note_opened(log, opened)
         self._renew(txn)
-        state: txc.State = "committing" if txn.decision is not None else "open"
+        state: txc.TransactionStatus = "committing" if txn.decision is not None else "open"
         result = txc.TransactionState(log.name, txn_id, state, progress=txn.progress)
         self._answer(token, result, log, held=log.pending > 0)
         return True

@@ -66,7 +66,7 @@ class ConsumerStored(msgspec.Struct, frozen=True, array_like=True):
     created_ms: int
 
 
-class DeadLettersTaken(msgspec.Struct, frozen=True, array_like=True):
+class DeadLettersReceived(msgspec.Struct, frozen=True, array_like=True):
     source_id: int
     number: int
 

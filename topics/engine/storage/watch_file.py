@@ -35,9 +35,9 @@ from topics.engine.storage.files import (
 )
 
 VERSION = 2
-_PLACE = Struct("<QQ")
+_POSITION = Struct("<QQ")
 _HEAD = Struct("<4sI8s")
-START_BYTES = HEADER_BYTES + _PLACE.size + DIGEST_BYTES
+START_BYTES = HEADER_BYTES + _POSITION.size + DIGEST_BYTES
 ENTRY_BYTES = _HEAD.size + DIGEST_BYTES
 MARK = b"\xc1wch"  # 0xc1 occurs neither in UTF-8 nor as a msgpack type
 
@@ -57,14 +57,14 @@ _decode = msgspec.msgpack.Decoder(WatchEntry).decode
 
 
 def _start(salt: int, base_end: int) -> bytes:
-    start = header(WATCH_MAGIC, VERSION) + _PLACE.pack(salt, base_end)
+    start = header(WATCH_MAGIC, VERSION) + _POSITION.pack(salt, base_end)
     return start + xxh(start)
 
 
 def encode_entry(salt: int, offset: int, entry: WatchEntry) -> bytes:
     payload = _encode(entry)
     fields = _HEAD.pack(MARK, len(payload), xxh(payload))
-    return b"".join((fields, xxh(_PLACE.pack(salt, offset) + fields), payload))
+    return b"".join((fields, xxh(_POSITION.pack(salt, offset) + fields), payload))
 
 
 def write_base(disk: Disk, path: str, salt: int, entries: Iterable[WatchEntry]) -> int:
@@ -126,7 +126,7 @@ def _version(disk: Disk, path: str, start: bytes) -> int:
 
 
 def _read_appended(disk: Disk, handle: int, path: str, start: bytes) -> Iterator[tuple[int, int, WatchEntry]]:
-    salt, base_end = _PLACE.unpack_from(start, HEADER_BYTES)
+    salt, base_end = _POSITION.unpack_from(start, HEADER_BYTES)
     at, size = START_BYTES, disk.size(handle)
     while at < size:
         length, digest = _head(disk.read(handle, at, ENTRY_BYTES), salt, at)
@@ -146,7 +146,7 @@ def _head(head: bytes, salt: int, offset: int) -> tuple[int, bytes]:
     """Length and digest of the payload; an empty digest if this is not a valid head."""
     if len(head) == ENTRY_BYTES:
         fields = head[: _HEAD.size]
-        if xxh(_PLACE.pack(salt, offset) + fields) == head[_HEAD.size :]:
+        if xxh(_POSITION.pack(salt, offset) + fields) == head[_HEAD.size :]:
             _, length, digest = _HEAD.unpack(fields)
             return length, digest
     return 0, b""

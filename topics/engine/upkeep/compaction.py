@@ -21,7 +21,7 @@ import numpy as np
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Corrupt, TopicsError
-from topics.engine.core.pacing import RateLimit, Result, Work
+from topics.engine.core.pacing import PacedWork, RateLimit, Result
 from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
@@ -280,7 +280,7 @@ class Compactor:
 
     def _copy_steps(
         self, directory: str, meta: SegmentMeta, rows: Rows, dead: Mask
-    ) -> Work[tuple[SegmentMeta, Rows]]:
+    ) -> PacedWork[tuple[SegmentMeta, Rows]]:
         # Tag and node ids as stored in the file; in memory they were replaced by the topic's.
         stored = read_rows(self._disk, directory, meta)
         rows["tag"], rows["node"] = stored["tag"], stored["node"]
@@ -289,7 +289,7 @@ class Compactor:
         return made
 
     def _paced(
-        self, log: TopicLog, work: Work[Result], steps: int, step_bytes: int, total: int
+        self, log: TopicLog, work: PacedWork[Result], steps: int, step_bytes: int, total: int
     ) -> Generator[Any, Any, Result | None]:
         return self.pace.steps(
             work,

@@ -18,7 +18,7 @@ from topics.engine.storage.control import (
     ConfigChanged,
     ConsumerStored,
     Copied,
-    DeadLettersTaken,
+    DeadLettersReceived,
     Deletion,
     Floors,
     InflowOpen,
@@ -399,7 +399,7 @@ class Replay:
             if consumer is not None:
                 self._shard.remove_consumer(log, consumer)
         elif kind == frames.LETTERS_TAKEN:
-            taken = decode(payload, type=DeadLettersTaken)
+            taken = decode(payload, type=DeadLettersReceived)
             log.consumers = log.consumers or TopicConsumers()
             log.consumers.note_received(taken.source_id, taken.number)
         elif kind == frames.ERASE_DONE:

@@ -32,7 +32,7 @@ from topics.engine.storage.control import (
     ConfigChanged,
     ConsumerStored,
     Copied,
-    DeadLettersTaken,
+    DeadLettersReceived,
     Deletion,
     InflowOpen,
     OutflowOpen,
@@ -242,7 +242,7 @@ CONSUMER_EVENTS: list[tuple[int, object]] = [
     (frames.CONSUMER_PUT, ConsumerStored("mail", CONSUMER_CONFIG, 7, [1], TS)),
     (frames.LEASE, Event("mail", 1, [2, 3], TS + 30_000, b"w-1", 78, [1, 2], 4, streamed=True)),
     (frames.LEASE, Event("", 6, [4], deliveries=[2], number=2, target="dead", reason="why")),
-    (frames.LETTERS_TAKEN, DeadLettersTaken(1024, 8)),
+    (frames.LETTERS_TAKEN, DeadLettersReceived(1024, 8)),
     (frames.CONSUMER_DELETE, "mail"),
 ]
 EVENTS_NUMBER = 9

@@ -31,7 +31,7 @@ from topics.engine.shard.consumers.leases import SEQ_BYTES, empty_page, rows_of
 from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
-from topics.engine.storage.control import DeadLettersTaken
+from topics.engine.storage.control import DeadLettersReceived
 from topics.engine.topic.consumer import MOVED, UNMOVED, Event, TopicConsumers
 from topics.engine.topic.log import Op, TopicLog
 
@@ -211,7 +211,7 @@ class DeadLetters(Consumers):
         if log.consumers is None:
             log.consumers = TopicConsumers()
         log.consumers.note_received(command.source_id, last)
-        taken = DeadLettersTaken(command.source_id, last)
+        taken = DeadLettersReceived(command.source_id, last)
         self.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.now_ms, taken))
 
     def _append_dead_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
