@@ -5,6 +5,7 @@ Those of Spark lie at the very front: the process that gets the front of the lis
 
 from __future__ import annotations
 
+import gc
 import secrets
 import signal
 import threading
@@ -58,6 +59,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"seed: {length.seed} (--seed {length.seed}{' --long' * length.long} draws the same samples)"
+
+
+def pytest_collection_finish() -> None:
+    # The collected tests stay until the end. Without this each full collection of garbage would walk them all.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

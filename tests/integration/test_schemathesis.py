@@ -35,6 +35,10 @@ schema = schemathesis.openapi.from_dict(document(topics.__version__), config=CON
 STRICTNESS = [checks.negative_data_rejection, checks.positive_data_acceptance]
 
 
+def test_the_document_is_valid_openapi() -> None:
+    schemathesis.openapi.from_dict(document(topics.__version__)).validate()
+
+
 def test_the_document_is_served(shared_server: Server) -> None:
     assert shared_server.get("/v0/openapi.json").json == document(topics.__version__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 
 from tests.support.pages import pages
@@ -22,6 +23,7 @@ def test_every_file_that_a_page_names_is_there() -> None:
     assert missing == []
 
 
+@functools.cache
 def names_in(path: str) -> set[str]:
     """Functions, classes, and methods as `Class.method`, also those that a class inherits from others in its file."""
     found: set[str] = set()

@@ -491,5 +491,5 @@ class Traffic(RuleBasedStateMachine):
         assert self.core.in_flight == 0
 
 
-Traffic.TestCase.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
+Traffic.TestCase.settings = settings(stateful_step_count=40)
 TestTraffic = Traffic.TestCase

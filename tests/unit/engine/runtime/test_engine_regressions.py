@@ -464,11 +464,11 @@ def test_answered_long_polls_do_not_pile_up() -> None:
     """Each stayed in the heap of deadlines until its half minute was over, however long it had been answered."""
     h = Harness()
     h.put("t", FSYNC)
-    for i in range(300):
+    for i in range(150):
         (poll,) = h.ask(c.Diff("t", i, wait_ms=30_000))
         h.append("t", b"%d" % i)
         assert rows_of(h.replies[poll]) == [(i + 1, b"%d" % i)]
-    (poll,) = h.ask(c.Diff("t", 300, wait_ms=30_000))
+    (poll,) = h.ask(c.Diff("t", 150, wait_ms=30_000))
     assert len(h.engine.shard.waiter_heap) < 100
     h.pass_time(30_000)
     assert rows_of(h.replies[poll]) == []
@@ -514,7 +514,7 @@ def test_a_whole_record_in_the_place_of_another_is_damage(sealed: bool) -> None:
 
 def test_the_last_records_of_many_tags_come_in_pages_of_bounded_size() -> None:
     """A page had up to a thousand records, each as large as a record may be."""
-    h = Harness(config(segment_max_bytes=64 * limits.MIB, wal_file_bytes=64 * limits.MIB))
+    h = Harness(config(segment_max_bytes=64 * limits.MIB, wal_file_bytes=4 * limits.MIB))
     h.put("t", FSYNC)
     for i in range(12):
         h.append("t", b"x" * (limits.MIB - 1000), tag=b"tag-%02d" % (11 - i))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 
+import msgspec
 import pytest
 
 from tests.support.engine_harness import (
@@ -16,6 +17,7 @@ from tests.support.engine_harness import (
     EPHEMERAL,
     FSYNC,
     MEMORY,
+    SMALL,
     Harness,
     append,
     numbered,
@@ -28,6 +30,9 @@ from topics.api.errors import ShardReadOnly, TopicNotFound
 from topics.engine.commands import topics as c
 
 SOON = {"disk": DISK, "memory": MEMORY, "ephemeral": EPHEMERAL}
+
+
+ROOMY = msgspec.structs.replace(SMALL, segment_max_events=1000)  # for tests with thousands of records
 
 
 def with_topics(**configs: TopicConfig) -> Harness:
@@ -549,7 +554,9 @@ def test_fsync_topic_announces_nothing_after_a_crash(how: str) -> None:
 
 
 def test_disk_write_past_the_synced_ceiling_waits_for_the_new_one() -> None:
-    h = with_topics(t=DISK)
+    h = Harness(ROOMY)
+    h.put("t", DISK)
+    h.rest()
     h.append("t", *numbered(1, limits.SEQ_CEILING_STEP_MIN))
     (token,) = h.ask(append("t", *numbered(1, limits.SEQ_CEILING_STEP_MIN * 4)))
     assert token not in h.replies, "its numbers are not covered by a synced ceiling"
@@ -559,7 +566,9 @@ def test_disk_write_past_the_synced_ceiling_waits_for_the_new_one() -> None:
 
 def test_ceiling_is_synced_ahead_of_use() -> None:
     """Semantics 6: a `disk` ack needs no sync, because the ceiling is raised before it is reached."""
-    h = with_topics(t=DISK)
+    h = Harness(ROOMY)
+    h.put("t", DISK)
+    h.rest()
     waited = []
     for i in range(40):
         (token,) = h.ask(append("t", *numbered(1, 64)))
@@ -572,7 +581,7 @@ def test_ceiling_is_synced_ahead_of_use() -> None:
 def test_old_ceiling_does_not_count_after_a_change_of_class_and_back() -> None:
     """A ceiling was in flight when the topic became fsync; back on disk it begins anew, at a lower number."""
     for seed in range(2):
-        h = Harness(seed=seed)
+        h = Harness(ROOMY, seed=seed)
         h.put("t", DISK)
         h.ask(append("t", *[b"1"] * 3000), c.PutTopic("t", FSYNC))
         h.rest()

@@ -21,7 +21,7 @@ from topics.engine.topic.tags import TagIndex
 LEASE_MS = 1000
 DAY_MS = 86_400_000
 A, B = b"a", b"b"
-ROOMY = EngineConfig()
+ROOMY = EngineConfig(wal_file_bytes=1 << 22)  # not 64 MiB of zeros for each test
 
 
 class Rig(Harness):

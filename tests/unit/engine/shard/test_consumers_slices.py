@@ -23,8 +23,10 @@ from topics.engine.commands import topics as c
 from topics.engine.core.subjects import TagFilter, TagMatch, overlap
 from topics.engine.topic.consumer import TIMEOUTS_PER_SLICE, Consumer
 
-LARGE = EngineConfig(snapshot_interval_ms=1 << 40, rewrite_dead_share=2.0, inline_bytes=0)
-MANY = 20_000
+LARGE = EngineConfig(
+    wal_file_bytes=1 << 22, snapshot_interval_ms=1 << 40, rewrite_dead_share=2.0, inline_bytes=0
+)
+MANY = 10_000
 TWO_TURNS = (
     2 * limits.LONG_TURN_UNITS
 )  # what a turn has for commands that begin in it, and for those that wait

@@ -72,17 +72,17 @@ def test_who_waits_is_served_between_two_moves(asked: str) -> None:
     """A topic with a long backlog, as after a start with a cold tier that is new, and something else to do in another one."""
     h = moved(ObjectStore())
     h.put("long", FSYNC)
-    h.append("long", *numbered(1, 400))
+    h.append("long", *numbered(1, 160))
     h.engine.checkpoint()
     while h.engine.counters["relocations"] < 6:
         h.run_job() if h.jobs else h.ask()
     before = h.engine.counters["relocations"]
     h.do(c.Delete("t", seqs=[3], erase=True) if asked == "erase" else mrg.PinSnapshot("t"))
-    assert h.engine.counters["relocations"] - before <= 10, "of a hundred"
+    assert h.engine.counters["relocations"] - before <= 10, "of forty"
     h.rest()
     assert set(tiers(h, "long")[:-2]) == {"cold"}, "and the rest goes on"
     cold = h.engine.checkpointer.usage.totals["cold"]
-    assert cold.live > 390 * len(numbered(1, 1)[0])
+    assert cold.live > 150 * len(numbered(1, 1)[0])
 
 
 def test_readers_of_one_block_share_a_fetch() -> None:

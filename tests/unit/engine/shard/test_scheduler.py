@@ -253,7 +253,6 @@ def test_shares_are_right_within_five_percent_whatever_the_costs(
     victim=st.integers(-1000, 1000),
 )
 @example(loads=[(0, 0, 8173), (-1, 0, 19)], victim=0)
-@settings(max_examples=40, deadline=None)
 def test_nobody_waits_beyond_ten_seconds_for_the_top_band_under_any_load(
     loads: list[tuple[int, int, int]], victim: int
 ) -> None:
@@ -290,7 +289,6 @@ def test_nobody_waits_beyond_ten_seconds_for_the_top_band_under_any_load(
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
 def test_everybody_is_served_once_for_each_time_it_was_listed(seed: int) -> None:
     made = scheduler()
     chance = random.Random(seed)

@@ -11,7 +11,7 @@ import struct
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_digest
 
@@ -109,7 +109,6 @@ def test_marks_that_are_there_already_add_nothing() -> None:
     "the power fails while deletes are being marked",
     "neither older deletes nor live records are harmed",
 )
-@settings(max_examples=200)
 @given(st.sets(st.integers(0, 999)), st.sets(st.integers(0, 1999)), st.integers(0, 10**6))
 def test_unsynced_marks_cost_neither_synced_ones_nor_live_rows(
     synced: set[int], unsynced: set[int], seed: int

@@ -6,19 +6,14 @@ file into memory. Method: every kind of damage in the place of every such file, 
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from spark_pipeline.cli import schedule
-from spark_pipeline.lake.parquet import MANIFEST, read_manifest
-from spark_pipeline.report import scrubs
-from spark_pipeline.report.trend import read_previous
-from spark_pipeline.tasks.manifest import read_current
 from tests.support.faults import fault
-from tests.support.in_process import Done, call
+from tests.support.in_process import call
+from tests.support.small_files import MEMORY_MAX, check, one_line
 from topics.api.errors import Corrupt
 from topics.cli import commands, inspect_file
 from topics.engine.storage.files import header
@@ -31,45 +26,6 @@ from workers.process.exit_codes import BadConfiguration
 from workers.process.listeners import write_port_file
 from workers.shard.local_store import LocalSegmentStore
 from workers.shard.posix import PosixDisk
-
-HUGE = 300 << 20
-MEMORY_MAX = 64 << 20
-
-DAMAGE: dict[str, bytes | None] = {
-    "empty": b"",
-    "not UTF-8": b'{"current":"\xff","jobs":{"\xff":3},"topics":{"\xff":3}}',
-    "nested deeply": b'{"x":' + b"[" * 100_000,
-    "arrays nested deeply": b"[" * 100_000,
-    "TOML nested deeply": b"x=" + b"[" * 100_000,
-    "a number with 5000 digits": b"x=" + b"9" * 5000,
-    "a list": b"[]",
-    "wrong types": b'{"servers":3,"jobs":3,"topics":[],"wanted":"","format":"1","shards":[]}',
-    "a directory": None,
-    "a link to nothing": None,
-    "a link to itself": None,
-    "300 MiB": None,
-}
-
-
-def put(path: Path, what: str) -> None:
-    content = DAMAGE[what]
-    if content is not None:
-        path.write_bytes(content)
-    elif what == "a directory":
-        path.mkdir()
-    elif what == "300 MiB":
-        with path.open("wb") as file:
-            file.truncate(HUGE)
-    else:
-        path.symlink_to(path if what == "a link to itself" else path.with_name("nothing"))
-    if not path.is_symlink():
-        path.chmod(0o700 if path.is_dir() else 0o600)
-
-
-def one_line(done: Done, path: Path, code: int) -> None:
-    assert done.returncode == code, done
-    (line,) = done.stderr.strip().splitlines()
-    assert path.name in line
 
 
 def start(path: Path, what: str) -> None:
@@ -110,18 +66,6 @@ def context(path: Path, what: str) -> None:
         one_line(done, path, 1)
 
 
-def schedule_config(path: Path, what: str) -> None:
-    one_line(call(schedule.main, "emit", "--form", "cron", "--config", path), path, 3)
-
-
-def schedule_state(path: Path, what: str) -> None:
-    done = call(schedule.status, "--state", path)
-    if what == "a link to nothing":
-        assert "Traceback" not in done.stderr
-    else:
-        one_line(done, path, 3)
-
-
 def port_file(path: Path, what: str) -> None:
     if what == "a directory":
         with pytest.raises(BadConfiguration, match=path.name):
@@ -131,32 +75,18 @@ def port_file(path: Path, what: str) -> None:
         assert path.read_text() == "127.0.0.1:80"
 
 
-def previous_report(path: Path, what: str) -> None:
-    assert read_previous(path, "") is None
-
-
-def scrubbed(path: Path, what: str) -> None:
-    if what == "a link to nothing":
-        assert not scrubs.read(path).topics
-    else:
-        with pytest.raises((ValueError, OSError), match=path.name):
-            scrubs.read(path)
-
-
 def current(path: Path, what: str) -> None:
     if what not in {"a directory", "a link to nothing", "a link to itself"}:  # which the store does not list
         store = LocalSegmentStore(str(path.parents[1]))
         problems = check_manifests(store, path.parent.name)
         assert [where for where, _ in problems] == [f"{path.parent.name}/CURRENT"]
-    if what != "a link to nothing":
-        with pytest.raises((Corrupt, OSError), match="CURRENT"):
-            read_current(str(path.parent))
 
 
 def snapshot(path: Path, what: str) -> None:
     if what == "300 MiB":  # one whose beginning is whole
         with path.open("r+b") as file:
             file.write(header(MAGIC))
+            file.truncate(2 * MEMORY_MAX)  # it is read to its end
     with pytest.raises((Corrupt, OSError), match=path.name):
         read_snapshot(PosixDisk(str(path.parents[1])), path.parent.name, 1)
 
@@ -168,37 +98,23 @@ READERS: dict[str, tuple[str, Callable[[Path, str], None]]] = {
     "CURRENT in inspect": ("CURRENT", inspected),
     "PIN in inspect": (f"PIN-{'0' * 16}", inspected),
     "watch in inspect": ("watch", inspected),
-    "CURRENT in verify and in jobs": ("CURRENT", current),
+    "CURRENT in verify": ("CURRENT", current),
     "contexts": ("contexts.json", context),
-    "configuration of a schedule": ("schedule.toml", schedule_config),
-    "state of a schedule": ("schedule.json", schedule_state),
     "port file": ("port", port_file),
-    "report.json": ("report.json", previous_report),
-    "scrubs.json": ("scrubs.json", scrubbed),
     "snapshot": (f"snap-{1:016x}", snapshot),
 }
 
 
-@pytest.mark.parametrize("what", DAMAGE)
 @pytest.mark.parametrize("reader", READERS)
 @fault(
     "data directory",
     "a small file is empty, not text, nested deeply, a directory, a link to nothing or huge",
     "the file is named in one line with what to do, and it is not read into memory",
 )
-def test_small_files(reader: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_files(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect_file, "SETTLE_S", 0)
     name, read = READERS[reader]
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    put(folder / name, what)
-    tracemalloc.start()
-    try:
-        read(folder / name, what)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < MEMORY_MAX
+    check(read, name, tmp_path)
 
 
 @pytest.mark.parametrize("shards", [1025, 10**12, 10**30])
@@ -217,9 +133,3 @@ def test_a_lock_of_a_shard_that_is_a_directory(tmp_path: Path) -> None:
     (tmp_path / "layout-1" / "shard-00" / "LOCK").mkdir(parents=True)
     done = call(verify.main, tmp_path)
     one_line(done, tmp_path / "LOCK", 3)
-
-
-def test_a_manifest_of_the_lake_that_is_nested_deeply(tmp_path: Path) -> None:
-    (tmp_path / MANIFEST).write_bytes(DAMAGE["nested deeply"] or b"")
-    with pytest.raises(Exception, match="take it from a backup"):
-        read_manifest(tmp_path)

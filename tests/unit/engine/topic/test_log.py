@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import length
 from tests.support.log_rig import append, delete, evict, lose, new_log, readable, seqs_of, skip, stage, staged
 from topics.api.config import TopicConfig
 from topics.engine.storage.frames import DELETED, STAGED_DELETE
@@ -412,7 +413,7 @@ def compare(log: TopicLog, decided: Model, seen: Model) -> None:
         assert (log.tags.strings.name(tag_id), log.nodes.name(node_id)) == (tag, tag)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=length.pick(short=50, long=1000))
 @given(changes(), st.sampled_from([1, 5, 16, 1000]), st.booleans())
 def test_both_states_are_what_the_changes_make_of_them(
     steps: list[tuple[str, int, int, bytes | None]], rows_max: int, fails: bool
@@ -427,12 +428,12 @@ def test_both_states_are_what_the_changes_make_of_them(
         log.publish(op)
         log.pending -= 1
 
-    for kind, place, length, tag in steps:
+    for kind, place, rows, tag in steps:
         if kind == "publish":
             if waiting:
                 publish()
         else:
-            waiting.append((change(log, decided, kind, place, length, tag), decided.copy()))
+            waiting.append((change(log, decided, kind, place, rows, tag), decided.copy()))
             log.pending += 1
         compare(log, decided, seen)
     if fails:

@@ -337,7 +337,6 @@ def read(model: Model, kind: str, tag: bytes, n: int) -> None:
 
 
 @given(OPS)
-@settings(deadline=None, max_examples=60)
 def test_against_the_model(ops: list[tuple[str, int, int]]) -> None:
     model = Model()
     for kind, which, n in ops:

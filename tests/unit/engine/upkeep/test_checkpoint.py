@@ -304,7 +304,7 @@ def test_append_between_capture_and_snapshot_is_not_lost() -> None:
 
 
 def many_topics(count: int, *, inline_bytes: int = 0) -> Harness:
-    h = Harness(EngineConfig(snapshot_interval_ms=1 << 40, inline_bytes=inline_bytes))
+    h = Harness(EngineConfig(wal_file_bytes=1 << 20, snapshot_interval_ms=1 << 40, inline_bytes=inline_bytes))
     h.ask(*[append(f"t{i}", b"1", config=FSYNC) for i in range(count)])
     h.rest()
     return h

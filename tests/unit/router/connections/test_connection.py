@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.connections.connection import (
@@ -167,7 +167,6 @@ async def pipeline(kinds: list[str], chance: random.Random) -> None:
     assert transport.reads
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(KINDS, max_size=12), st.randoms(use_true_random=False))
 def test_answers_never_swap(kinds: list[str], chance: random.Random) -> None:
     run(pipeline, kinds, chance)

@@ -13,8 +13,10 @@ import pytest
 from tests.support.engine_harness import SMALL
 from tests.support.faults import fault
 from tests.support.shard_rig import Rig
+from topics.api import limits
 from topics.api.limits import DIFF_BYTES_MAX, MIB, POLLS_ENDED_MAX, WAKE_BYTES_MAX
 from topics.engine.commands.topics import Diff
+from topics.engine.shard.reads import WAKE_COST
 from topics.engine.topic.log import TopicLog
 from topics.link import wire
 from workers.shard.flow_control import READS_PER_TURN, TURN_READ_BYTES, WINDOW_BYTES
@@ -38,12 +40,14 @@ def settle(rig: Rig) -> None:
     "more long polls on one topic than a turn wakes, and a change that has nothing for them",
     "each is answered when its time is up; the shard does not spin",
 )
-def test_polls_that_find_nothing_do_not_keep_others_from_their_end() -> None:
+def test_polls_that_find_nothing_do_not_keep_others_from_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next turn began with the same ones, again and again."""
+    count = 400
+    monkeypatch.setattr(limits, "WAKE_BYTES_MAX", 3 * count // 4 * WAKE_COST)
     rig = Rig(ROOMY)
     rig.ask(wire.WRITE, body=write(1, 2, 3))
     polls = []
-    for i in range(9000):
+    for i in range(count):
         polls.append(rig.receive(wire.DIFF, body={"from_seq": 3, "wait_ms": 1000}))
         if i % READS_PER_TURN == 0:
             rig.turn()
@@ -53,7 +57,7 @@ def test_polls_that_find_nothing_do_not_keep_others_from_their_end() -> None:
     rig.turn()
     settle(rig)
     rig.clock.advance(20_000)
-    for _ in range(9000 // POLLS_ENDED_MAX + 5):
+    for _ in range(count // POLLS_ENDED_MAX + 5):
         rig.turn()
     assert all(poll in rig.replies for poll in polls)
 

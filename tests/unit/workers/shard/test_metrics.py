@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from router.metrics_text import Totals, as_text
+from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import Rig
 from topics.api.http_errors import STATUS
 from topics.link import wire
@@ -157,7 +158,7 @@ def test_lag_of_consumers_and_queues() -> None:
 
 
 def test_consumers_with_rows_are_so_many() -> None:
-    rig = Rig()
+    rig = Rig(msgspec.structs.replace(SMALL, verify=False))
     rig.ask(wire.WRITE, body=write(1))
     for i in range(3):
         rig.ask(wire.WRITE, topic=f"t{i}", body=write(1))

@@ -11,6 +11,7 @@ import operator
 
 import pytest
 
+from tests.support import length
 from tests.support.faults import fault
 from tests.support.shard_rig import error_of
 from tests.support.sim_disk import SimDisk
@@ -194,7 +195,7 @@ def test_what_was_on_its_way_to_a_dead_front_is_nobody_s() -> None:
 
 def test_any_order_of_joining_leaving_and_feeding_deals_every_record_once() -> None:
     """What is passed on is passed on once, and what is lost was in nobody's hands but a leaver's."""
-    for seed in range(20):
+    for seed in length.seeds(short=6, long=100):
         rig = rig_with()
         members: list[Key] = []
         passed: list[int] = []

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import count
 
 import msgspec
-import pytest
 
+from tests.support import length
 from tests.support.sim_disk import SimDisk
 from tests.unit.protocols.http.test_event_ids import made
 from tests.unit.workers.watch.test_sessions import FRONT, PATTERN, T0, make, opened, saved
@@ -142,9 +142,8 @@ class Story:
             self.connect()
 
 
-@pytest.mark.parametrize("block", range(2))
-def test_a_client_that_reconnects_with_its_last_id_misses_nothing(block: int) -> None:
-    for seed in range(block * 150, block * 150 + 150):
+def test_a_client_that_reconnects_with_its_last_id_misses_nothing() -> None:
+    for seed in length.seeds(short=100, long=3000):
         try:
             Story(seed).run()
         except AssertionError as error:
