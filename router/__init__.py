@@ -1,1 +1,1 @@
-"""The front: client connections, admission, requests to shards, fan-out to watchers."""
+"""The front process: client connections, request admission, requests to shards, fan-out to watchers."""

@@ -1,4 +1,4 @@
-"""A front: one process, started by the supervisor."""
+"""The front process, started by the supervisor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def open_spans(front: int) -> Spans | None:
     try:
         from router.spans import Spans
     except ImportError as error:
-        # TOPICS_OTEL=1 without the packages has been refused; the variables of others may be meant for others.
+        # With TOPICS_OTEL=1 the server would not have started; the OTEL_ variables may be meant for other programs.
         logger.warning(
             "request spans are off: %s; run %s, or set TOPICS_OTEL=0", error, install_command("otel")
         )
@@ -53,10 +53,12 @@ async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> 
     loop = asyncio.get_running_loop()
     client = ShardClient(spec.shards, loop, now_us)
     services = Services(client.core, settings, now_us, topics.__version__, spec.started_us)
-    services.open_desk(lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000)
+    services.start_streams(
+        lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000
+    )
     spans = open_spans(spec.front)
-    server = Server(services, loop, Admission if spans is None else spans.gate)
-    services.desk.fanout.buffered_bytes = server.buffered_bytes
+    server = Server(services, loop, Admission if spans is None else spans.admission)
+    services.streams.fanout.buffered_bytes = server.buffered_bytes
     pressure = FrontPressure(
         client.core, now_us=now_us, later=services.later, buffered_share=server.buffered_share
     )
@@ -80,9 +82,9 @@ async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> 
     gc.freeze()
     pressure.start()
     await ended.wait()
-    logger.info("the front drains")
-    services.draining = True  # WebSockets say so as they close
-    services.desk.drain()
+    logger.info("front draining")
+    services.draining = True  # determines the close code of WebSockets
+    services.streams.drain()
     await server.drain()
     await client.settle()
     client.close()

@@ -1,13 +1,11 @@
-"""The front's bookkeeping: which shard a request belongs to, what is on its way, and when to refuse. Pure.
+"""Pending requests of a front to the shards, with backpressure. No sockets and no clock, so that a simulation can drive it.
 
-Events in: `send` (a request for a shard), `receive` (a message from one), `worker_up`, `worker_down`, `expire`. What comes
-out are messages (`take_messages`) and calls of the `on_reply` that came with a request: exactly one each, with the
-shard's answer or with the front's own. No socket and no clock in here, so that a simulation can drive it.
+Input: `send` (a request for a shard), `receive` (a message from one), `worker_up`, `worker_down`, `expire`. Output:
+messages (`take_messages`), and exactly one call of each request's `on_reply`, with the shard's reply or an error of the
+front.
 
-A shard is told how much of its answers is taken (WINDOW_UPDATE_BYTES), and does not run ahead of that without a limit.
-
-Bounds, per shard: requests on their way (PENDING_MAX) and their bytes (CREDIT_BYTES). Beyond them a request is refused
-with 429; nothing queues without a limit.
+Limits per shard: pending requests (PENDING_MAX) and their bytes (CREDIT_BYTES). Beyond them a request is refused with 429.
+For flow control of replies, each shard gets a window update every WINDOW_UPDATE_BYTES.
 """
 
 from __future__ import annotations
@@ -25,20 +23,20 @@ logger = logging.getLogger("topics.front")
 
 PENDING_MAX = 65_536
 CREDIT_BYTES = 128 << 20
-WINDOW_UPDATE_BYTES = 4 << 20  # far less than a shard may run ahead, or both would wait
-REQUEST_COST = 256  # what an entry takes beside its body
+WINDOW_UPDATE_BYTES = 4 << 20  # far below the shard's window, or both sides would wait for each other
+REQUEST_COST = 256  # memory of an entry in addition to its body
 
-# A shard that has not begun a request by then refuses it; a long poll may take 30 s from there.
+# A shard refuses a request that it has not begun within this time; a long poll may take 30 s more.
 BUDGET_MS = 30_000
 GIVE_UP_US = 65_000_000
 
 READS = (wire.DIFF, wire.DIFF_FRAMES, wire.WATCH_READ)
-# What may be parked. A claim is no read: it may be handed something after its client has gone, and nobody can undo that
-# but time, so it stays on the books until it is answered.
+# Operations that may wait at the shard. A claim is not a read: it may lease a job after its client has disconnected,
+# which only the end of the lease can undo. So it stays pending until it is answered.
 POLLS = (*READS, wire.CLAIM)
 
 OnReply: TypeAlias = Callable[[wire.Reply], None]
-OnPush: TypeAlias = Callable[[int, wire.Reply], None]  # shard, what it says without having been asked
+OnPush: TypeAlias = Callable[[int, wire.Reply], None]  # shard, unsolicited reply
 Message: TypeAlias = tuple[int, list[wire.Buffer]]  # shard, parts
 
 
@@ -51,21 +49,21 @@ class Pending:
 
 
 class Link:
-    """One shard as the front sees it: a living incarnation or none, what waits to be sent, what waits for an answer."""
+    """State of one shard: its worker's incarnation, if any, unsent messages, and pending requests."""
 
-    __slots__ = ("apart", "cost", "head", "incarnation", "outbox", "pending", "taken")
+    __slots__ = ("cost", "head", "incarnation", "messages", "outbox", "pending", "received")
 
     def __init__(self) -> None:
         self.incarnation: int | None = None
         self.head = b""
-        self.outbox: list[bytes] = []
-        self.apart: list[list[wire.Buffer]] = []
+        self.outbox: list[bytes] = []  # items of the next message
+        self.messages: list[list[wire.Buffer]] = []  # complete messages, before the outbox
         self.pending: dict[int, Pending] = {}
         self.cost = 0
-        self.taken = 0  # bytes of its messages, since it was told
+        self.received = 0  # bytes since the last window update
 
 
-def refusal(code: str, message: str, detail: dict[str, object] | None = None) -> wire.Reply:
+def error_reply(code: str, message: str, detail: dict[str, object] | None = None) -> wire.Reply:
     status = STATUS[code]
     return wire.Reply(0, status, wire.JSON, error_head(status), error_body(code, message, detail))
 
@@ -73,10 +71,10 @@ def refusal(code: str, message: str, detail: dict[str, object] | None = None) ->
 class PendingRequests:
     def __init__(self, shards: int, on_send: Callable[[], None] = lambda: None) -> None:
         self.links = [Link() for _ in range(shards)]
-        self.outages: list[Outage] = []  # processes that do not work, as the supervisor says
+        self.outages: list[Outage] = []  # failing processes, as reported by the supervisor
         self.refused_full = 0
         self._next_id = 0
-        self._on_send = on_send  # something waits to be sent
+        self._on_send = on_send  # called when there is something to send
         self.on_push: OnPush = lambda shard, reply: None
         self.on_up: Callable[[int], None] = lambda shard: None
         self.on_down: Callable[[int], None] = lambda shard: None
@@ -94,26 +92,27 @@ class PendingRequests:
         received_us: int,
         on_reply: OnReply,
     ) -> int:
-        """Returns the request's number, 0 when it was refused at once."""
+        """Queue a request. Returns its number, 0 if it was refused at once."""
         link = self.links[shard]
         if link.incarnation is None:
-            on_reply(self._down(shard))
+            on_reply(self._unavailable(shard))
             return 0
         size = len(body)
-        # The body of a read is small and gone when it waits at the shard; that of a write is there until it is logged.
+        # The shard drops the small body of a read before it waits, and keeps that of a write until it is logged.
         cost = REQUEST_COST if op in READS else size + REQUEST_COST
         pending = link.pending
         if pending and (len(pending) >= PENDING_MAX or link.cost + cost > CREDIT_BYTES):
             self.refused_full += 1
-            on_reply(refusal("throttled", "this topic's shard has too much work waiting", {"limit": "queue"}))
+            detail: dict[str, object] = {"limit": "queue"}
+            on_reply(error_reply("throttled", "too many requests are waiting for this topic's shard", detail))
             return 0
         self._next_id = number = self._next_id + 1
         pending[number] = Pending(op, cost, received_us, on_reply)
         link.cost += cost
         if size >= wire.SEPARATE_BODY_BYTES:
-            self._join(link)  # what came before goes before
+            self._finish_message(link)  # to keep the order
             head = wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, wire.SEPARATE)
-            link.apart.append([link.head + head, body])
+            link.messages.append([link.head + head, body])
         else:
             link.outbox.append(
                 wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, size)
@@ -123,92 +122,92 @@ class PendingRequests:
         self._on_send()
         return number
 
-    def _down(self, shard: int) -> wire.Reply:
-        """The answer for a shard without a worker: what it waits for, or that it keeps failing."""
+    def _unavailable(self, shard: int) -> wire.Reply:
+        """The error for a shard without a worker: it is starting, or keeps failing."""
         detail: dict[str, object] = {"shard": shard, "replay_progress": 0.0}
         outage = next((outage for outage in self.outages if outage.shard == shard), None)
         if outage is None:
-            return refusal("not_ready", "this topic's shard is starting; try again shortly", detail)
+            return error_reply("not_ready", "this topic's shard is starting; try again shortly", detail)
         detail["failures"] = outage.failures
-        return refusal("not_ready", f"this topic's shard does not serve: {outage.text}", detail)
+        return error_reply("not_ready", f"this topic's shard is not available: {outage.text}", detail)
 
-    def take_number(self) -> int:
-        """For something that a shard may speak of without being asked: no request has it, so it is never taken for an answer."""
+    def new_number(self) -> int:
+        """A number for unsolicited messages of a shard. It differs from those of all requests, so they are not taken for replies."""
         self._next_id += 1
         return self._next_id
 
-    def tell(self, shard: int, op: int, number: int, topic: bytes = b"", args: bytes = b"") -> None:
-        """Something without an answer, about what has that number. A shard that is down need not hear it."""
+    def notify(self, shard: int, op: int, number: int, topic: bytes = b"", args: bytes = b"") -> None:
+        """Queue a request without a reply, about the stream or feed with that number. Dropped if the shard is down."""
         link = self.links[shard]
         if link.incarnation is not None:
             link.outbox.append(wire.request_head(number, 0, 0, op, 0, topic, args, 0))
             self._on_send()
 
     @staticmethod
-    def _join(link: Link) -> None:
+    def _finish_message(link: Link) -> None:
         if link.outbox:
-            link.apart.append([b"".join([link.head, *link.outbox])])
+            link.messages.append([b"".join([link.head, *link.outbox])])
             link.outbox = []
 
     def take_messages(self) -> list[Message]:
-        """What waits, one message a shard unless bodies are large."""
+        """All unsent messages; one per shard, unless there are large bodies."""
         messages: list[Message] = []
         for shard, link in enumerate(self.links):
             if link.outbox:
-                self._join(link)
-            if link.apart:
-                messages += [(shard, parts) for parts in link.apart]
-                link.apart = []
+                self._finish_message(link)
+            if link.messages:
+                messages += [(shard, parts) for parts in link.messages]
+                link.messages = []
         return messages
 
     # -- replies -------------------------------------------------------------------------------------------
 
-    def receive(self, shard: int, message: bytes, apart: wire.Buffer | None = None) -> None:
+    def receive(self, shard: int, message: bytes, separate: wire.Buffer | None = None) -> None:
         link = self.links[shard]
         if wire.read_message_head(message) != link.incarnation:
             return
         pending = link.pending
-        for reply in wire.read_replies(message, apart):
+        for reply in wire.read_replies(message, separate):
             entry = pending.pop(reply.id, None)
-            if entry is None:  # it was not asked for, or was given up
+            if entry is None:  # unsolicited, or the request has timed out
                 self._push(shard, reply)
             else:
                 link.cost -= entry.cost
-                try:  # as _answer does, without the call: this is the hot path
+                try:  # inlined _answer: this is the hot path
                     entry.on_reply(reply)
                 except Exception:
-                    logger.exception("an answer could not be passed on")
-        link.taken += len(message) if apart is None else len(message) + len(apart)
-        if link.taken >= WINDOW_UPDATE_BYTES:
-            link.outbox.append(wire.window_update(link.taken))
-            link.taken = 0
+                    logger.exception("failed to process a reply")
+        link.received += len(message) if separate is None else len(message) + len(separate)
+        if link.received >= WINDOW_UPDATE_BYTES:
+            link.outbox.append(wire.window_update(link.received))
+            link.received = 0
             self._on_send()
 
     def _push(self, shard: int, reply: wire.Reply) -> None:
         try:
             self.on_push(shard, reply)
         except Exception:
-            logger.exception("news could not be passed on")
+            logger.exception("failed to process a push")
 
-    def forget(self, shard: int, number: int) -> None:
-        """Whoever asked is gone. A read has no other purpose, so nothing waits for it any longer."""
+    def cancel(self, shard: int, number: int) -> None:
+        """Drop a pending read whose client has disconnected."""
         link = self.links[shard]
         entry = link.pending.get(number)
         if entry is not None and entry.op in READS:
             del link.pending[number]
             link.cost -= entry.cost
-            entry.on_reply(refusal("not_ready", "the client is gone"))
+            entry.on_reply(error_reply("not_ready", "the client has disconnected"))
 
-    # -- lives and deaths ----------------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------------------
 
-    def set_peers(self, living: dict[int, int]) -> tuple[list[int], list[int]]:
-        """Which workers live, as shard → incarnation: one with another incarnation is another worker, and the old one
-        is dead by now. Returns the shards whose worker is gone and those that have a new one; some are both.
+    def set_peers(self, live: dict[int, int]) -> tuple[list[int], list[int]]:
+        """Set the live workers, as shard → incarnation. Another incarnation is another worker, and the old one is dead.
+        Returns the shards whose worker is gone and those that have a new one; some are both.
         """
         gone: list[int] = []
         new: list[int] = []
         for shard, link in enumerate(self.links):
-            incarnation = living.get(shard)
+            incarnation = live.get(shard)
             if link.incarnation is not None and link.incarnation != incarnation:
                 gone.append(shard)
                 self.worker_down(shard)
@@ -219,25 +218,25 @@ class PendingRequests:
 
     def worker_up(self, shard: int, incarnation: int) -> None:
         link = self.links[shard]
-        assert link.incarnation is None, "the worker before it was never reported down"
+        assert link.incarnation is None, "the previous worker was not reported down"
         link.incarnation = incarnation
         link.head = wire.message_head(incarnation)
         self.on_up(shard)
 
     def worker_down(self, shard: int) -> None:
-        """Everything on its way to it is answered: what it may have done is not known."""
+        """Fail all requests that are pending at a worker that died. The outcome of changes is unknown."""
         link = self.links[shard]
         link.incarnation = None
-        link.outbox, link.apart = [], []
-        link.taken = 0
+        link.outbox, link.messages = [], []
+        link.received = 0
         pending, link.pending = link.pending, {}
         link.cost = 0
         for entry in pending.values():
-            _answer(entry, _lost(entry.op, "this topic's shard stopped while it had the request"))
+            _answer(entry, _lost(entry.op, "this topic's shard stopped while it processed the request"))
         self.on_down(shard)
 
     def expire(self, now_us: int) -> None:
-        """Give up what has waited longer than any request may. Entries are in the order of their sending."""
+        """Fail requests that have been pending longer than any request may take. Entries are in sending order."""
         for link in self.links:
             while link.pending:
                 number, entry = next(iter(link.pending.items()))
@@ -247,8 +246,8 @@ class PendingRequests:
                 link.cost -= entry.cost
                 _answer(entry, _lost(entry.op, "this topic's shard did not answer in time"))
 
-    def end_reads(self, before_us: int) -> None:
-        """The server stops: long polls are not waited for. What a claim gets after this its lease gives back."""
+    def end_polls(self, before_us: int) -> None:
+        """Fail long polls, because the server is stopping. Jobs leased by a claim after this are redelivered when the lease ends."""
         for link in self.links:
             for number, entry in list(link.pending.items()):
                 if entry.op in POLLS and entry.received_us <= before_us:
@@ -257,7 +256,7 @@ class PendingRequests:
                     unknown: dict[str, object] = {"outcome": "unknown"}
                     detail = unknown if entry.op in wire.CHANGES else None
                     text = "the server is stopping; retry after it has restarted"
-                    _answer(entry, refusal("shutting_down", text, detail))
+                    _answer(entry, error_reply("shutting_down", text, detail))
 
     @property
     def in_flight(self) -> int:
@@ -267,12 +266,12 @@ class PendingRequests:
 def _answer(entry: Pending, reply: wire.Reply) -> None:
     try:
         entry.on_reply(reply)
-    except Exception:  # or all that come after it in the message, and were acked, would never be answered
-        logger.exception("an answer could not be passed on")
+    except Exception:  # otherwise the remaining replies of the message would be lost
+        logger.exception("failed to process a reply")
 
 
 def _lost(op: int, message: str) -> wire.Reply:
     if op in wire.CHANGES:
         text = f"{message}; it may or may not have been carried out"
-        return refusal("not_ready", text, {"outcome": "unknown"})
-    return refusal("not_ready", f"{message}; try again shortly")
+        return error_reply("not_ready", text, {"outcome": "unknown"})
+    return error_reply("not_ready", f"{message}; try again shortly")

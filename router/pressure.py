@@ -1,7 +1,7 @@
-"""How hard a front has it, from 0 to 1: how late its loop comes to what is due, and how full its buffers are.
+"""Load of a front, from 0 to 1: the delay of its event loop and the fill level of its buffers.
 
-Sampled every SAMPLE_MS and told to every shard when it changes, and again while it lasts: what could relieve a front, larger
-and fewer pages and slower writers, is in the shards' hands.
+It is sampled every SAMPLE_MS, and sent to every shard when it changes and periodically while it is above 0. The shards
+relieve the front with fewer, larger pages and by slowing down writers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from router.pending import CREDIT_BYTES, PENDING_MAX, PendingRequests
 from topics.engine.shard.pressure import DELAY_MS, NEGLIGIBLE, SAMPLE_MS, SMOOTHING, overload
 from topics.link import wire
 
-TELL_FROM = 0.05  # so much is a change
-TELL_AGAIN_US = 1_000_000
+CHANGE_MIN = 0.05  # smaller changes are not sent
+RESEND_US = 1_000_000
 
 
 class FrontPressure:
@@ -25,14 +25,14 @@ class FrontPressure:
         later: Callable[[int, Callable[[], None]], object],
         buffered_share: Callable[[], float],
     ) -> None:
-        """`buffered_share`: how full the buffers for answers are, from 0 to 1."""
+        """`buffered_share`: fill level of the response buffers, from 0 to 1."""
         self._core = core
         self._now_us = now_us
         self._later = later
         self._buffered_share = buffered_share
         self.value = 0.0
-        self._told = 0.0
-        self._told_us = 0
+        self._sent = 0.0
+        self._sent_us = 0
         self._due_us = 0
 
     def start(self) -> None:
@@ -51,13 +51,13 @@ class FrontPressure:
         self.value += (found - self.value) * SMOOTHING
         if self.value < NEGLIGIBLE:
             self.value = 0.0
-        self._tell()
+        self._send()
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         now_us = self._now_us()
-        has_changed = abs(self.value - self._told) >= TELL_FROM or bool(self.value) != bool(self._told)
-        if not has_changed and not (self.value and now_us - self._told_us >= TELL_AGAIN_US):
+        has_changed = abs(self.value - self._sent) >= CHANGE_MIN or bool(self.value) != bool(self._sent)
+        if not has_changed and not (self.value and now_us - self._sent_us >= RESEND_US):
             return
-        self._told, self._told_us = self.value, now_us
+        self._sent, self._sent_us = self.value, now_us
         for shard in range(len(self._core.links)):
-            self._core.tell(shard, wire.PRESSURE, round(self.value * 1000))
+            self._core.notify(shard, wire.PRESSURE, round(self.value * 1000))

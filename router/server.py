@@ -1,4 +1,4 @@
-"""A front's connections: the listening socket, the sweep for silent ones, and the end."""
+"""The HTTP server of a front: listening socket, sweep of idle connections, draining."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from topics.protocols.http1.framing import HEAD_BYTES_MAX, HEADERS_MAX
 logger = logging.getLogger("topics.front")
 
 SWEEP_EVERY_S = 1.0
-RECEIVING_BYTES_MAX = 256 << 20  # of request bodies that are still arriving, over all connections
-SENDING_BYTES_MAX = 256 << 20  # of HTTP/2 answers that wait for their clients
+RECEIVING_BYTES_MAX = 256 << 20  # of incomplete request bodies, over all connections
+SENDING_BYTES_MAX = 256 << 20  # of unsent HTTP/2 responses
 DRAIN_S = 10.0
-OFFLOADED_MAX = 64  # bodies that wait to be packed or unpacked; more are sent plain, or refused
-LONG_POLL_GRACE_US = 200_000  # a read younger than that is still being made
+OFFLOADED_MAX = 64  # bodies waiting for (de)compression; more are sent uncompressed, or refused
+LONG_POLL_GRACE_US = 200_000  # a younger read is not waiting yet, and gets its reply
 
 
 class Server:
@@ -35,7 +35,7 @@ class Server:
         self,
         services: Services,
         loop: asyncio.AbstractEventLoop,
-        make_gate: Callable[..., Admission] = Admission,
+        make_admission: Callable[..., Admission] = Admission,
     ) -> None:
         self.services = services
         self._loop = loop
@@ -44,17 +44,18 @@ class Server:
         self.fast_path = settings.fast_path
         self.connections: set[Connection] = set()
         self.stalled_bytes = 0
-        self.fast_requests = 0  # of HTTP/1, served without aiohttp
-        self.slow_requests = 0  # and through it
+        self.fast_requests = 0  # HTTP/1 requests of the fast path
+        self.slow_requests = 0  # HTTP/1 requests through aiohttp
         self.receiving = ByteBudget(RECEIVING_BYTES_MAX)
         self._sending = ByteBudget(SENDING_BYTES_MAX)
         self._offloaded = 0
-        self._threads = ThreadPoolExecutor(2, "packing")
-        self._large_threads = ThreadPoolExecutor(
-            1, "unpacking"
-        )  # one large body at a time, and not in the way of others
-        self.gate = make_gate(services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload)
-        handler = Handler(self.gate, self.receiving, settings.max_body_bytes, self.now_us)
+        self._threads = ThreadPoolExecutor(2, "gzip")
+        # One large body at a time, without delaying small ones.
+        self._large_threads = ThreadPoolExecutor(1, "gunzip")
+        self.admission = make_admission(
+            services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload
+        )
+        handler = Handler(self.admission, self.receiving, settings.max_body_bytes, self.now_us)
         self._aiohttp = web.Server(handler)
         self._listener: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -72,7 +73,7 @@ class Server:
     def _offload(
         self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
     ) -> bool:
-        """Run work on another thread; False when too much of it waits already."""
+        """Run a function on another thread. Returns False if too many are waiting."""
         if self._offloaded >= OFFLOADED_MAX or not self.receiving.take(size):
             return False
         self._offloaded += 1
@@ -81,12 +82,12 @@ class Server:
             try:
                 return work()
             except Exception:
-                logger.exception("work on another thread failed")
+                logger.exception("offloaded work failed")
                 return None
 
         def finished(future: asyncio.Future[Any]) -> None:
             self._offloaded -= 1
-            self.receiving.give(size)
+            self.receiving.release(size)
             done(future.result())
 
         threads = self._large_threads if is_large else self._threads
@@ -118,7 +119,7 @@ class Server:
     def new_http2_connection(self, transport: asyncio.Transport) -> Http2Connection:
         return Http2Connection(
             transport,
-            self.gate,
+            self.admission,
             body_bytes_max=self.services.settings.max_body_bytes,
             receiving=self.receiving,
             sending=self._sending,
@@ -132,19 +133,19 @@ class Server:
             connection.sweep(now_us, idle_us=idle_us, request_us=request_us)
         self._sweep_timer = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- draining ------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Accept nothing more, let what is open end, but not for longer than DRAIN_S."""
+        """Stop accepting connections, and wait up to DRAIN_S for open requests."""
         self.services.draining = True
         if self._listener is not None:
             self._listener.close()
-        self.services.core.end_reads(self.now_us() - LONG_POLL_GRACE_US)
+        self.services.core.end_polls(self.now_us() - LONG_POLL_GRACE_US)
         for connection in list(self.connections):
             connection.drain()
         give_up = self._loop.time() + DRAIN_S
-        while self.gate.open and self._loop.time() < give_up:
-            self.services.core.end_reads(self.now_us() - LONG_POLL_GRACE_US)
+        while self.admission.open and self._loop.time() < give_up:
+            self.services.core.end_polls(self.now_us() - LONG_POLL_GRACE_US)
             await asyncio.sleep(0.02)
         await self._flush(give_up)
         if self._sweep_timer is not None:
@@ -154,7 +155,7 @@ class Server:
         self._large_threads.shutdown(wait=False)
 
     async def _flush(self, give_up: float) -> None:
-        """Answers that are written but not taken yet get what is left of the time, and streams that are ending."""
+        """Wait for unsent responses and closing streams."""
         while self._loop.time() < give_up and any(
             c.is_streaming or (c.transport is not None and c.transport.get_write_buffer_size())
             for c in self.connections

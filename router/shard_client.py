@@ -1,9 +1,10 @@
-"""The front's sockets to the shards: two DEALERs for each worker incarnation, one of them on the loop's own descriptor.
+"""ZeroMQ sockets of a front to the shards: two DEALERs per worker incarnation.
 
-Large bodies have a socket of their own, so that nothing waits behind one. Answers never come there.
+One is registered with the event loop and carries requests and replies. The other one carries only large request bodies,
+so that small requests do not wait behind them.
 
-ZeroMQ's descriptor is edge-triggered and may stay silent after a send, so both a wake-up and a send end in a drain
-until there is nothing left.
+ZeroMQ's descriptor is edge-triggered and may not signal after a send. So after both a wake-up and a send, the socket is
+read until it is empty.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ logger = logging.getLogger("topics.front")
 
 EXPIRE_EVERY_S = 1.0
 SETTLE_S = 2.0
-SHARE_BYTES = 1 << 20  # below it a copy costs less than the thread that has to hear when it may be freed
-SEND_FROM = 16  # requests; they leave before the tick ends, so that shard and front work side by side
+ZERO_COPY_BYTES = 1 << 20  # below this size a copy is cheaper than zero-copy, which takes another thread
+SEND_AFTER = 16  # requests that are sent before the tick ends, so that shard and front work in parallel
 
 
 class ShardClient:
-    """Carries the core's messages. A tick's requests to one shard leave as one message."""
+    """Sends and receives the messages of PendingRequests. Requests of one tick to one shard are sent as one message."""
 
     def __init__(self, shards: int, loop: asyncio.AbstractEventLoop, now_us: Callable[[], int]) -> None:
         self.core = PendingRequests(shards, self._schedule)
@@ -39,20 +40,20 @@ class ShardClient:
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
         self._bulk: dict[int, zmq.Socket[bytes]] = {}
         self._scheduled = False
-        self._queued = 0  # requests since the last message
+        self._queued = 0  # requests since the last send
         self._expire_timer = loop.call_later(EXPIRE_EVERY_S, self._expire)
 
     # -- workers -------------------------------------------------------------------------------------------
 
     def set_peers(self, peers: list[Peer]) -> None:
-        """Each incarnation of a worker gets sockets of its own."""
-        living = {peer.shard: peer for peer in peers}
+        """Connect to new incarnations of workers, and disconnect from dead ones."""
+        live = {peer.shard: peer for peer in peers}
         gone, new = self.core.set_peers({peer.shard: peer.incarnation for peer in peers})
         for shard in gone:
             log(logger, logging.WARNING, "a shard is down", shard=shard)
             self._disconnect(shard)
         for shard in new:
-            self._connect(living[shard])
+            self._connect(live[shard])
 
     def _connect(self, peer: Peer) -> None:
         name = wire.new_peer()
@@ -63,7 +64,7 @@ class ShardClient:
     def _open(self, peer: Peer, name: bytes) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.sndhwm = socket.rcvhwm = 0  # the core's credits are the bound
+        socket.sndhwm = socket.rcvhwm = 0  # limited by PendingRequests instead
         socket.sndbuf = socket.rcvbuf = wire.SOCKET_BYTES
         socket.immediate = True
         socket.routing_id = name
@@ -83,11 +84,11 @@ class ShardClient:
             self._scheduled = True
             self._loop.call_soon(self._flush)
         self._queued += 1
-        if self._queued >= SEND_FROM:
+        if self._queued >= SEND_AFTER:
             self._send()
 
     def _flush(self) -> None:
-        """The end of a tick: send what is left of it, then look at every socket, as a send may swallow its signal."""
+        """At the end of a tick, send the remaining requests, then read all sockets, because a send may clear the signal."""
         self._scheduled = False
         self._send()
         for shard, socket in list(self._sockets.items()):
@@ -99,25 +100,25 @@ class ShardClient:
         for shard, parts in self.core.take_messages():
             socket = self._sockets.get(shard)
             if socket is None:
-                # Its worker was just reported up, and whoever heard of it has asked before it is connected.
+                # The worker was just reported up, and a request was queued before the socket is connected.
                 unsent.append((shard, parts))
                 continue
             try:
                 if len(parts) == 1:
                     socket.send(parts[0], zmq.NOBLOCK)
-                elif len(parts[1]) < SHARE_BYTES:
+                elif len(parts[1]) < ZERO_COPY_BYTES:
                     socket.send_multipart(parts, zmq.NOBLOCK)
                 else:
                     self._bulk[shard].send_multipart(parts, zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                # Without a limit on the queue this means: not connected yet. Ask again when the loop comes round.
+                # The queue has no limit, so this means that the socket is not connected yet.
                 unsent.append((shard, parts))
         if unsent:
-            self._again(unsent)
+            self._send_later(unsent)
 
-    def _again(self, unsent: list[Message]) -> None:
-        for shard, parts in reversed(unsent):  # what came before goes before
-            self.core.links[shard].apart.insert(0, parts)
+    def _send_later(self, unsent: list[Message]) -> None:
+        for shard, parts in reversed(unsent):  # to keep the order
+            self.core.links[shard].messages.insert(0, parts)
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_later(0.001, self._flush)
@@ -126,18 +127,18 @@ class ShardClient:
         receive, core = socket.recv, self.core
         while not socket.closed and has_input(socket):
             message = receive(zmq.NOBLOCK)
-            apart = receive(zmq.NOBLOCK, copy=False).buffer if socket.rcvmore else None
+            separate = receive(zmq.NOBLOCK, copy=False).buffer if socket.rcvmore else None
             try:
-                core.receive(shard, message, apart)
+                core.receive(shard, message, separate)
             except wire.BadMessage as error:
-                logger.error("a message could not be read", extra={"fields": {"error": str(error)}})
+                logger.error("invalid message from a shard", extra={"fields": {"error": str(error)}})
 
     def _expire(self) -> None:
         self.core.expire(self._now_us())
         self._expire_timer = self._loop.call_later(EXPIRE_EVERY_S, self._expire)
 
     async def settle(self) -> None:
-        """Wait for the last answers, so that nothing is cut off on its way: streams that ended save where they stand."""
+        """Wait for the replies to pending requests, such as the final saves of closed streams, for at most SETTLE_S."""
         give_up = self._loop.time() + SETTLE_S
         while self.core.in_flight and self._loop.time() < give_up:
             await asyncio.sleep(0.005)

@@ -1,10 +1,9 @@
-"""Spans of requests for OpenTelemetry, one for each that comes through the gate; docs/tracing.md.
+"""OpenTelemetry spans, one per request; docs/tracing.md.
 
-Nothing of this is imported unless spans are wanted (`topics.system.settings.wants_spans`), and the gate without spans knows nothing of
-them. They are sent by a thread of the SDK's, from a buffer with a bound; what does not fit is dropped there, and a collector
-that is away costs requests nothing.
+This module is only imported if spans are enabled (`topics.system.settings.wants_spans`). A thread of the SDK sends them
+from a bounded buffer and drops those that do not fit, so an unreachable collector does not slow down requests.
 
-The record's own parent stays what the client said: the span here is a sibling of whoever reads the record later.
+The `traceparent` stored with a record is the client's, not that of this span: spans of readers are siblings of this one.
 """
 
 from __future__ import annotations
@@ -21,38 +20,38 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import topics
-from router.requests.admission import PLACES_MAX, Admission
+from router.requests.admission import PATHS_CACHED_MAX, Admission
 from topics.api.traces import read_traceparent
 from topics.protocols.http.exchange import Request, Respond, Response
 
 logger = logging.getLogger("topics.front")
 
-FLUSH_S = 2.0  # of the time that the front has to stop
-_NAMED = (b"topics", b"routers", b"watch")  # whose next part of a path is a name
+FLUSH_S = 2.0  # part of the time that a front has to stop
+_NAMED = (b"topics", b"routers", b"watch")  # path segments that are followed by a name
 _NESTED = (b"consumers", b"consolidation", b"snapshots", b"transactions")
 
 
 class Spans:
-    """Where spans go: to the OTLP endpoint that the standard variables name."""
+    """Sends spans to the OTLP endpoint of the standard environment variables."""
 
     def __init__(self, front: int) -> None:
         os.environ.setdefault("OTEL_SERVICE_NAME", "topics")
-        # A process that ends has flushed, as far as it could; the SDK's own way out would wait for a collector that is away.
+        # `flush` is called before the process exits; the SDK's exit handler would wait for an unreachable collector.
         self.provider = TracerProvider(shutdown_on_exit=False)
         self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self.tracer = self.provider.get_tracer("topics.front", topics.__version__)
         self.front = front
 
-    def gate(self, *arguments: Any) -> Admission:
+    def admission(self, *arguments: Any) -> Admission:
         return TracedAdmission(self, *arguments)
 
     def flush(self) -> None:
-        """Send what is there. Blocks, for FLUSH_S at most: the SDK itself may wait longer than it is told to."""
+        """Send buffered spans. Blocks for at most FLUSH_S; on a thread, because the SDK may exceed its timeout."""
         flushing = threading.Thread(target=self.provider.force_flush, daemon=True)
         flushing.start()
         flushing.join(FLUSH_S)
         if flushing.is_alive():
-            logger.warning("spans could not be sent before the end; is the collector there?")
+            logger.warning("not all spans were sent before shutdown; is the collector reachable?")
 
 
 class TracedAdmission(Admission):
@@ -83,21 +82,21 @@ class TracedAdmission(Admission):
             span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 span.set_status(Status(StatusCode.ERROR))
-            span.end()  # of a stream this is its beginning: it may go on for days
+            span.end()  # for a stream at its start: it may last for days
             respond(response)
 
         super().handle(request, answered)
 
     def _route(self, path: bytes) -> str:
-        """The path with words for the names in it; empty when there is no such path. Names are no names of spans."""
-        known = self._routes.get(path)
-        if known is None:
-            place = self._places.get(path) or self._find_place(path)
-            known = route_of(path) if place[0] is not None else ""
-            if len(self._routes) >= PLACES_MAX:
+        """The path with placeholders for names, as span names must have low cardinality; empty for unknown paths."""
+        route = self._routes.get(path)
+        if route is None:
+            match = self._matches.get(path) or self._match(path)
+            route = route_of(path) if match[0] is not None else ""
+            if len(self._routes) >= PATHS_CACHED_MAX:
                 self._routes.clear()
-            self._routes[path] = known
-        return known
+            self._routes[path] = route
+        return route
 
 
 def route_of(path: bytes) -> str:
@@ -110,7 +109,7 @@ def route_of(path: bytes) -> str:
 
 
 def parent_of(header: bytes) -> Any:
-    """The context that a request belongs to; None: it begins a trace."""
+    """The parent context of a request; None if it starts a trace."""
     traceparent = read_traceparent(header) if header else ""
     if not traceparent:
         return None

@@ -1,1 +1,1 @@
-"""One client connection, whichever protocol it speaks."""
+"""Client connections: HTTP/1, HTTP/2 and WebSocket."""

@@ -1,8 +1,8 @@
-"""Requests that aiohttp parses: its parser and its flow control, our gate, and our own bytes for the answer.
+"""Requests parsed by aiohttp: its parser and flow control, with our admission and serialization of responses.
 
-`finish_response` is the one place where aiohttp writes an answer. It is ours here and passes the response to the
-connection, so it has the same bytes whichever way its request came in, and aiohttp never closes a transport. Only the
-101 of a WebSocket is aiohttp's own.
+`finish_response`, the only method with which aiohttp writes a response, is overridden to pass it to the connection. So
+responses are the same as on the fast path, and aiohttp never closes a transport. Only the 101 of a WebSocket is
+written by aiohttp.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from router.connections.budget import ByteBudget
 from router.connections.websockets import MESSAGE_BYTES_MAX, Socket, asks_for_websocket, serve_websocket
 from router.requests.admission import Admission
 from router.requests.call import error_response
-from router.watch.sinks import abandon, without_websocket
+from router.watch.sinks import discard, without_websocket
 from topics.protocols.http.exchange import Body, Request, Response
 
 if TYPE_CHECKING:
     from router.connections.connection import Connection
 
 FOREVER_S = 1e8  # idle connections are closed by the server's own sweep
-# The body of a refused request is still read up to this size, as on the fast path, so that the connection may stay.
+# The body of a refused request is read up to this size, as on the fast path, so that the connection can be reused.
 DISCARD_MAX = 1 << 20
 _AFTER_AUTHORITY = re.compile(rb"[/?].*")
 
 
-class Plain(web.Response):
-    """A response that is written by the connection."""
+class Passthrough(web.Response):
+    """A response that the connection writes, not aiohttp."""
 
     def __init__(self, response: Response, *, keep: bool = True) -> None:
         super().__init__()
@@ -42,14 +42,14 @@ class Plain(web.Response):
         self.keep = keep
 
     def take(self) -> Response:
-        """The response, once: aiohttp keeps this object until the next request, and a page must not stay with it."""
+        """The response, once: aiohttp keeps this object until the next request, and it must not keep the body in memory."""
         response, self._response = self._response, None
         assert response is not None
         return response
 
 
 class AiohttpConnection(RequestHandler):
-    """aiohttp's side of one client connection; the transport belongs to the connection that owns it."""
+    """aiohttp's part of a client connection. The transport belongs to the owner."""
 
     __slots__ = ("owner",)
 
@@ -57,20 +57,20 @@ class AiohttpConnection(RequestHandler):
         super().__init__(*args, **kwargs)
         self.owner = owner
 
-    def leave(self) -> None:
-        """The owner closes: end what is open, and leave the transport alone."""
+    def detach(self) -> None:
+        """Cancel an open request because the owner closes, without touching the transport."""
         self.transport = None
         self.connection_lost(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        # A task that has just been woken for a request would go on with it, and with nothing left to do so.
+        # A task that has just been woken for a request would continue without a transport.
         woken = self._task_handler if self._waiter is not None else None
         super().connection_lost(exc)
         if woken is not None:
             woken.cancel()
 
     async def start(self) -> None:
-        # Its task begins a turn later, and the client may be gone by then.
+        # The task starts one loop iteration later, when the client may have disconnected.
         if self._manager is not None:
             await super().start()
 
@@ -79,12 +79,12 @@ class AiohttpConnection(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         if isinstance(resp, Socket):
             return resp, True
-        if not isinstance(resp, Plain):
+        if not isinstance(resp, Passthrough):
             answered = await super().finish_response(request, resp, start_time)
             self.owner.slow_ended()
             return answered
         if self._upgraded and self._parser is not None:
-            # It asked for another protocol and did not get it: what comes next is a request again.
+            # The upgrade was refused: the next bytes are another request.
             self._parser.set_upgraded(False)
             self._upgraded = False
         response = resp.take()
@@ -103,7 +103,7 @@ class AiohttpConnection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What aiohttp itself refuses, in the words of this server."""
+        """Errors of aiohttp, in the format of this server."""
         if status < 500:
             text = (
                 message
@@ -113,17 +113,17 @@ class AiohttpConnection(RequestHandler):
             response = error_response("invalid_request", text.replace("\n", " ").strip())
         else:
             self.log_exception("a request failed", exc_info=exc)
-            response = error_response("internal", "the request failed; the server's log says why")
-        return Plain(response, keep=False)
+            response = error_response("internal", "the request failed; see the server's log")
+        return Passthrough(response, keep=False)
 
 
 class Handler:
-    """aiohttp's handler: from its request to ours, through the gate, and back."""
+    """aiohttp's request handler: converts requests, and passes them to admission."""
 
     def __init__(
-        self, gate: Admission, receiving: ByteBudget, body_bytes_max: int, now_us: Callable[[], int]
+        self, admission: Admission, receiving: ByteBudget, body_bytes_max: int, now_us: Callable[[], int]
     ) -> None:
-        self._gate = gate
+        self._admission = admission
         self._receiving = receiving
         self._body_bytes_max = body_bytes_max
         self._message_bytes_max = min(body_bytes_max, MESSAGE_BYTES_MAX)
@@ -132,15 +132,15 @@ class Handler:
     async def __call__(self, web_request: BaseRequest) -> web.StreamResponse:
         request = self._request(web_request)
         declared = web_request.content_length if web_request.body_exists else 0
-        early = self._gate.screen(request, declared)
+        early = self._admission.check_head(request, declared)
         if early is not None:
-            return Plain(early, keep=await self._discard(web_request, declared))
+            return Passthrough(early, keep=await self._discard(web_request, declared))
         if web_request.body_exists:
             body = await self._read(web_request)
             if isinstance(body, Response):
-                return Plain(self._gate.let_read(request.origin, body), keep=False)
+                return Passthrough(self._admission.add_cors(request.origin, body), keep=False)
             request.body = body
-            request.received_us = self._now_us()  # what a slow sender took is not the server's time
+            request.received_us = self._now_us()  # the time a slow sender took does not count
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         protocol = web_request.protocol
         assert isinstance(protocol, AiohttpConnection)
@@ -148,26 +148,26 @@ class Handler:
         owner.opened(request)
 
         def respond(response: Response) -> None:
-            if answer.done():  # the client is gone, and nobody waits
-                abandon(response)
+            if answer.done():  # the client has disconnected
+                discard(response)
                 return
-            owner.answer_is_here(len(response.body))
+            owner.response_ready(len(response.body))
             answer.set_result(response)
 
-        self._gate.handle(request, respond)
+        self._admission.handle(request, respond)
         try:
             response = await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():
-                abandon(answer.result())
+                discard(answer.result())
             raise
         if response.websocket is not None and request.wants_websocket:
             return await serve_websocket(owner, web_request, response.websocket, self._message_bytes_max)
-        return Plain(without_websocket(response))
+        return Passthrough(without_websocket(response))
 
     @staticmethod
     async def _discard(web_request: BaseRequest, declared: int | None) -> bool:
-        """Read the body of a request that is refused already; False when it is not worth it."""
+        """Read the body of a refused request. Returns False if it is too large to be worth it."""
         if not web_request.body_exists:
             return True
         if declared is None or declared > DISCARD_MAX or _expects(web_request):
@@ -210,10 +210,10 @@ class Handler:
         )
 
     async def _read(self, web_request: BaseRequest) -> Body | Response:
-        """The body, within its own bound and that of all bodies together."""
+        """Read the body, within its own limit and the budget for all bodies."""
         if _expects(web_request) and web_request.transport is not None:
             web_request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # Not a list of pieces: many tiny ones would weigh far more than the bytes that are counted.
+        # Not a list of chunks: many tiny ones would take far more memory than the bytes that are counted.
         body = bytearray()
         size = 0
         try:
@@ -222,32 +222,32 @@ class Handler:
                 if not chunk:
                     return bytes(body)
                 if size + len(chunk) > self._body_bytes_max:
-                    return self._gate.too_large()
+                    return self._admission.too_large()
                 if not self._receiving.take(len(chunk)):
                     return error_response(
-                        "throttled", "too many bodies are being received", {"limit": "bodies"}
+                        "throttled", "too many request bodies are being received", {"limit": "bodies"}
                     )
                 size += len(chunk)
                 body += chunk
         except (web.RequestPayloadError, ConnectionError) as error:
             return error_response("invalid_request", f"the body could not be read: {error}")
         finally:
-            self._receiving.give(size)
+            self._receiving.release(size)
 
 
 async def _next_part(web_request: BaseRequest) -> bytes:
-    if web_request.transport is None:  # else aiohttp calls it a RuntimeError
-        raise ConnectionResetError("the client is gone")
+    if web_request.transport is None:  # otherwise aiohttp raises RuntimeError
+        raise ConnectionResetError("the client has disconnected")
     return await web_request.content.readany()
 
 
 def _expects(web_request: BaseRequest) -> bool:
-    """The client waits for a 100 before it sends the body."""
+    """Whether the client waits for a 100 Continue before it sends the body."""
     return web_request.version >= (1, 1) and web_request.headers.get("Expect", "").lower() == "100-continue"
 
 
 def _split_target(target: bytes) -> tuple[bytes, bytes]:
-    """The authority, and the path with its query. A target that is a whole URL has both, and Host is ignored; RFC 9112, 3.2.2."""
+    """The authority, and the path with its query. A target in absolute form has both and overrides Host; RFC 9112, 3.2.2."""
     if target.startswith(b"/") or target == b"*":
         return b"", target
     rest = target.partition(b"://")[2]

@@ -1,10 +1,10 @@
-"""A count of bytes that may be held at one time, shared by all connections of a front."""
+"""Memory budget shared by all connections of a front."""
 
 from __future__ import annotations
 
 
 class ByteBudget:
-    """Full means that the caller refuses; nobody waits."""
+    """A limit on buffered bytes. When it is reached, callers refuse requests instead of waiting."""
 
     __slots__ = ("bytes_max", "held")
 
@@ -13,12 +13,12 @@ class ByteBudget:
         self.held = 0
 
     def take(self, size: int) -> bool:
-        """Whether there is room; a single thing larger than the whole budget passes when nothing else is held."""
+        """Reserve bytes if there is room. A single item larger than the budget is allowed if nothing else is held."""
         if self.held and self.held + size > self.bytes_max:
             return False
         self.held += size
         return True
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         self.held -= size
-        assert self.held >= 0, "more was given back than was taken"
+        assert self.held >= 0, "more was released than taken"

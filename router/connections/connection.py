@@ -1,19 +1,19 @@
-"""One client connection: hot requests are served straight from the received bytes, all others by aiohttp.
+"""A client connection: a fast path for the hot requests, aiohttp for the others, HTTP/2 if the client starts with its preface.
 
 A connection is always in one of seven states.
 
-    idle      nothing is open; the next request is looked at
-    fast      a plain hot request is with its shard; further input waits in the buffer
-    slow      aiohttp has one request, whose end is known; input beyond it waits in the buffer
-    stream    an answer without an end is being written; what comes in is thrown away, and its end is the stream's
-    socket    it is a WebSocket: aiohttp has all input, and a conversation answers
-    handed    HTTP/2 has the connection for good
-    closing   the last answer is written; what still comes is thrown away
+    idle        no open request; waiting for the next one
+    fast        a request of the fast path is open; further input is buffered
+    slow        aiohttp has one request, whose end is known; input beyond it is buffered
+    stream      a streaming response is being written; input is discarded, and EOF ends the stream
+    websocket   aiohttp gets all input, and a WebSocket handler writes
+    http2       HTTP/2 has taken over the connection
+    closing     the last response is written; input is discarded
 
-aiohttp is given exactly one request at a time and its answer is waited for, so answers cannot swap, whichever way each
-of them was made. What is complete and plain (`topics.protocols.http1.plain_head`) is served here; all else goes to aiohttp, once
-`topics.protocols.http1.framing` has found nothing ambiguous in it. While a client does not take its answers, no further request of it is
-begun: one answer is the most that waits in a transport.
+Requests are processed one at a time, so responses are in order, whichever path each of them takes. Complete requests with
+a plain head (`topics.protocols.http1.plain_head`) are served here; all others go to aiohttp, after
+`topics.protocols.http1.framing` has checked that they are not ambiguous. No request is started while the client does not
+read earlier responses, so at most one response is buffered in the transport.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from router.requests.call import error_response
 from router.watch.sinks import (
     STREAM_STALL_US,
     ConnectionSink,
-    abandon,
+    discard,
     discard_bytes,
     without_websocket,
 )
@@ -51,19 +51,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("topics.front")
 
-FAST_BODY_MAX = 1 << 20  # a larger body streams through aiohttp, which holds back a fast sender
-READ_AHEAD_MAX = 256 * 1024  # input that waits behind an open request
-JOIN_MAX = 64 * 1024  # a body up to this size leaves in one write with its head
-BYTES_PER_S_MIN = 16 * 1024  # a slower sender or reader is not waited for
-HOLD_FROM = 64 * 1024  # an unfinished fast request of this size counts among the bodies being received
+FAST_BODY_MAX = 1 << 20  # larger bodies go through aiohttp, which has flow control
+READ_AHEAD_MAX = 256 * 1024  # input buffered behind an open request
+JOIN_MAX = 64 * 1024  # a body up to this size is joined with its head into one write
+BYTES_PER_S_MIN = 16 * 1024  # minimum rate of senders and readers
+HOLD_FROM = 64 * 1024  # size from which an incomplete request counts towards the budget for request bodies
 LINGER_US = 2_000_000
-ENDED_US = 2_000_000  # how long a client that sends nothing more may wait for its answer
+EOF_WAIT_US = 2_000_000  # how long a client that has closed its side may wait for a response
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _ORIGIN = re.compile(rb"\r\norigin:[ \t]*([^\r\n]*)", re.IGNORECASE)
 
 IDLE, FAST, SLOW, STREAM = "idle", "fast", "slow", "stream"
-SOCKET, HANDED, CLOSING = "socket", "handed", "closing"
+WEBSOCKET, HTTP2, CLOSING = "websocket", "http2", "closing"
 
 
 class Connection(asyncio.Protocol):
@@ -75,9 +75,9 @@ class Connection(asyncio.Protocol):
         "_buffer",
         "_chunks",
         "_ended",
-        "_fresh",
         "_held",
         "_http2",
+        "_is_first",
         "_open",
         "_paused",
         "_plain",
@@ -99,38 +99,38 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.state = IDLE
         self._buffer: bytes | bytearray = b""
-        self._plain: PlainHead | None = None  # of the request that is still arriving
+        self._plain: PlainHead | None = None  # of an incomplete request
         self._aiohttp: AiohttpConnection | None = None
         self._http2: Http2Connection | None = None
         self._sink: ConnectionSink | None = None
-        self._slow_left = 0  # bytes of aiohttp's request that have not come yet
-        self._chunks: ChunkedBody | None = None  # in place of that, for a body that does not say its length
-        self._arrived = 0  # bytes of aiohttp's request that have come
-        self._arrived_before = 0  # of the request that is still arriving, when `began_us` was set
-        self._stalled_us = 0  # since when the client has not taken what was written; 0: it does
+        self._slow_left = 0  # bytes of aiohttp's request that have not arrived
+        self._chunks: ChunkedBody | None = None  # instead, for a body of unknown length
+        self._arrived = 0  # bytes of aiohttp's request that have arrived
+        self._arrived_before = 0  # bytes of the incomplete request when `began_us` was set
+        self._stalled_us = 0  # since when the client has not read; 0: it does
         self._stalled_bytes = 0
         self._stalled_max = 0
-        self._whole_bytes = 0  # of large answers that are not sent to their ends
+        self._whole_bytes = 0  # of large bodies that are not completely sent
         self._held = 0
-        self._open: Request | None = None  # the request that is with the gate
-        self._paused = False  # we do not read
+        self._open: Request | None = None  # the request passed to admission
+        self._paused = False  # reading is paused
         self._advancing = False
-        self._fresh = True  # nothing has come yet but a part of one request
-        self._ended = False  # the client sends nothing more
+        self._is_first = True  # no complete request has arrived yet
+        self._ended = False  # the client has closed its side
         self.active_us = 0
-        self.began_us = 0  # when the request that is still arriving began; 0: none is
+        self.began_us = 0  # start of the incomplete request; 0: none
 
-    # -- the transport's calls -----------------------------------------------------------------------------
+    # -- called by the transport ---------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's own are no subclass of it
+        self.transport = cast(asyncio.Transport, transport)  # those of uvloop are not a subclass
         self.active_us = self._server.now_us()
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._server.connections.discard(self)
-        self._all_taken()
+        self._stall_ended()
         self._clear_input()
         if self._open is not None:
             self._open.release()
@@ -146,15 +146,15 @@ class Connection(asyncio.Protocol):
             self._sink = None
 
     def eof_received(self) -> bool:
-        """A client that has sent all may still wait for its answers: it is for us to close."""
+        """Keep the transport open: a client that has closed its side may still wait for responses."""
         self._ended = True
         if self._http2 is not None:
-            self._http2.client_ended()  # it closes when the last stream is answered
+            self._http2.eof_received()  # closes when the last stream is answered
         elif self._sink is not None:
-            self._shut()
+            self._close()
             self._sink.lost()
         elif self.state is CLOSING or self._is_receiving or not self._is_blocked:
-            self._shut()
+            self._close()
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -164,8 +164,8 @@ class Connection(asyncio.Protocol):
         if self._http2 is not None:
             self._http2.data_received(data)
             return
-        if self.state is SOCKET:
-            self._feed_socket(data)
+        if self.state is WEBSOCKET:
+            self._feed_websocket(data)
             return
         if self.state is SLOW and self._is_receiving:
             try:
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._stalled_us = self.active_us = self._server.now_us()
         self._stalled_max = 0
-        self._look_at_stalled()
+        self._update_stalled()
         if self._http2 is not None:
             self._http2.pause_writing()
         if self._aiohttp is not None:
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
             self._sink.is_full = True
 
     def resume_writing(self) -> None:
-        self._all_taken()
+        self._stall_ended()
         self.active_us = self._server.now_us()
         if self._http2 is not None:
             self._http2.resume_writing()
@@ -206,15 +206,15 @@ class Connection(asyncio.Protocol):
         if self.state is IDLE:
             self._advance()
 
-    def _look_at_stalled(self) -> int:
-        """What the client has still to take. A transport keeps a body whole until then, so that is what counts."""
+    def _update_stalled(self) -> int:
+        """Update the count of unsent bytes, and return it. A transport keeps a body in memory until all of it is sent."""
         assert self.transport is not None
         size = self.transport.get_write_buffer_size()
         self._stalled_max = max(self._stalled_max, size)
         self._set_stalled(max(size, self._whole_bytes))
         return size
 
-    def _all_taken(self) -> None:
+    def _stall_ended(self) -> None:
         self._stalled_us = 0
         self._set_stalled(0)
         if self._whole_bytes:
@@ -230,16 +230,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """No request may be begun: one is open, or the answers before it are not taken."""
+        """No request may be started: one is open, or the client does not read its responses."""
         return self.state is not IDLE or self._stalled_us != 0
 
     @property
     def _is_receiving(self) -> bool:
-        """aiohttp has a request that is not complete."""
+        """aiohttp's request is incomplete."""
         return self._slow_left != 0 or self._chunks is not None
 
     def _advance(self) -> None:
-        """Take requests from the buffer until one is open or the rest is not enough for another."""
+        """Start requests from the buffer until one is open or the rest is incomplete."""
         if self._advancing:
             return
         self._advancing = True
@@ -248,19 +248,19 @@ class Connection(asyncio.Protocol):
                 if not self._take_one():
                     break
         except FramingError as refusal:
-            self._refuse(self._let_read(error_response(refusal.code, str(refusal))))
+            self._refuse(self._add_cors(error_response(refusal.code, str(refusal))))
         finally:
             self._advancing = False
         if self.transport is not None:
             self._settle()
 
     def _settle(self) -> None:
-        """No request can be taken now: see to what is waited for."""
+        """Update flow control, timeouts and budget after no further request could be started."""
         assert self.transport is not None
         size = len(self._buffer)
         blocked = self._is_blocked
         if blocked and size > READ_AHEAD_MAX:
-            self.transport.pause_reading()  # again, maybe: aiohttp resumes it for reasons of its own
+            self.transport.pause_reading()  # maybe again: aiohttp may have resumed it
             self._paused = True
         elif self._paused:
             self.transport.resume_reading()
@@ -268,7 +268,7 @@ class Connection(asyncio.Protocol):
         if blocked:
             return
         if self._ended:
-            self._shut()
+            self._close()
             return
         if not size:
             self.began_us = 0
@@ -276,15 +276,15 @@ class Connection(asyncio.Protocol):
             self.began_us, self._arrived_before = self.active_us, 0
         if (size >= HOLD_FROM or self._held) and not self._hold(size):
             detail: dict[str, object] = {"limit": "bodies"}
-            refusal = error_response("throttled", "too many bodies are being received", detail)
-            self._refuse(self._let_read(refusal))
+            refusal = error_response("throttled", "too many request bodies are being received", detail)
+            self._refuse(self._add_cors(refusal))
 
     def _hold(self, size: int) -> bool:
         more = size - self._held
         if more > 0 and not self._server.receiving.take(more):
             return False
         if more < 0:
-            self._server.receiving.give(-more)
+            self._server.receiving.release(-more)
         self._held = size
         return True
 
@@ -300,8 +300,8 @@ class Connection(asyncio.Protocol):
         if len(data) < plain.end:
             if plain.body_len >= HOLD_FROM and self._plain is None and self._is_refused(plain):
                 return False
-            self._plain = plain  # its head need not be read again
-            self._buffer = bytearray(data)  # many small parts are not copied again and again
+            self._plain = plain  # so that the head is parsed only once
+            self._buffer = bytearray(data)  # so that appending many small parts is cheap
             return False
         if self._plain is not None:
             data = bytes(data)
@@ -309,7 +309,7 @@ class Connection(asyncio.Protocol):
         self._buffer = data[plain.end :]
         self.state = FAST
         self.began_us = 0
-        self._fresh = False
+        self._is_first = False
         if self._held:
             self._hold(0)
         self._server.fast_requests += 1
@@ -317,35 +317,35 @@ class Connection(asyncio.Protocol):
         return True
 
     def _is_refused(self, plain: PlainHead) -> bool:
-        """A large body is not waited for when its head already says that it is for nothing."""
-        refusal = self._server.gate.screen(plain.request(b"", self.active_us), plain.body_len)
+        """Refuse a request with a large body early if its head is enough to do so."""
+        refusal = self._server.admission.check_head(plain.request(b"", self.active_us), plain.body_len)
         if refusal is not None:
             self._refuse(refusal)
         return refusal is not None
 
     def _skip_blank_lines(self) -> None:
-        """Some clients end a body with a line of its own; RFC 9112, 2.2."""
+        """Some clients send an empty line after a body; RFC 9112, 2.2."""
         at = 0
         while self._buffer[at : at + 2] == b"\r\n":
             at += 2
         self._buffer = self._buffer[at:]
 
     def opened(self, request: Request) -> None:
-        """The gate is asked: should the client go, it hears of it."""
+        """Release the request if the client disconnects."""
         self._open = request
 
     def _handle(self, request: Request) -> None:
         self.opened(request)
         try:
-            self._server.gate.handle(request, self._answer_fast)
+            self._server.admission.handle(request, self._answer_fast)
         except Exception:
             logger.exception("a request failed")
             if self.state is FAST:
-                self._answer_fast(error_response("internal", "the request failed; the server's log says why"))
+                self._answer_fast(error_response("internal", "the request failed; see the server's log"))
 
     def _answer_fast(self, response: Response) -> None:
         if self.transport is None or self.state is not FAST:
-            abandon(response)
+            discard(response)
             return
         response = without_websocket(response)
         if response.stream is not None:
@@ -367,56 +367,56 @@ class Connection(asyncio.Protocol):
         elif len(body) <= JOIN_MAX:
             transport.write(head + body)
         else:
-            # Written as far as the client takes it now; with these limits we hear when it has taken the last byte.
+            # With a limit of 0, resume_writing is called when the last byte is sent.
             self._whole_bytes += len(body)
             transport.set_write_buffer_limits(0)
             transport.writelines((head, body))
         if self._stalled_us:
-            self._look_at_stalled()
+            self._update_stalled()
         elif self._stalled_bytes or self._whole_bytes:
-            self._all_taken()
+            self._stall_ended()
 
     def _done(self, keep_alive: bool) -> None:
-        """The open request is answered."""
+        """The response to the open request is written."""
         self._open = None
         if not keep_alive:
-            self._hang_up()
+            self._close_gracefully()
             return
         self.state = IDLE
         self.active_us = self._server.now_us()
         if self._buffer or self._paused or self._ended:
             self._advance()
 
-    def _let_read(self, response: Response) -> Response:
-        """The refusal of a request whose head was not read, so that a page can read it as far as its origin has come."""
+    def _add_cors(self, response: Response) -> Response:
+        """Add CORS headers to the error for a request whose head was not parsed, if its Origin has arrived."""
         found = _ORIGIN.search(self._buffer, 0, HEAD_BYTES_MAX)
-        return self._server.gate.let_read(found[1] if found else b"", response)
+        return self._server.admission.add_cors(found[1] if found else b"", response)
 
     def _refuse(self, response: Response) -> None:
-        """Answer what is not read to its end; after that nobody knows where the next request begins."""
+        """Respond to a request that is not read to its end, and close: the start of the next request is unknown."""
         self._write(response, False)
-        self._hang_up()
+        self._close_gracefully()
 
-    def _hang_up(self) -> None:
-        """Close so that the answer arrives: a socket closed on unread input makes the peer lose it."""
+    def _close_gracefully(self) -> None:
+        """Close only the sending side first: closing a socket with unread input would discard the response at the client."""
         assert self.transport is not None
         self.state = CLOSING
         self.active_us = self._server.now_us()
         self._clear_input()
-        self._leave_aiohttp()
+        self._detach_aiohttp()
         if self._ended:
-            self._shut()
+            self._close()
             return
         self.transport.write_eof()
         self.transport.resume_reading()
 
-    def _leave_aiohttp(self) -> None:
+    def _detach_aiohttp(self) -> None:
         if self._aiohttp is not None:
-            self._aiohttp.leave()
+            self._aiohttp.detach()
             self._aiohttp = None
 
-    def _shut(self) -> None:
-        """Close once all is written. The state keeps anything more from being begun or written."""
+    def _close(self) -> None:
+        """Close after everything is written. In this state nothing more is started or written."""
         assert self.transport is not None
         self.state = CLOSING
         self._clear_input()
@@ -428,44 +428,44 @@ class Connection(asyncio.Protocol):
         self._slow_left = self.began_us = 0
         self._hold(0)
 
-    # -- answers without an end ----------------------------------------------------------------------------
+    # -- streaming responses -------------------------------------------------------------------------------
 
     @property
     def is_streaming(self) -> bool:
         if self._http2 is not None:
             return self._http2.is_streaming
-        return self.state is STREAM or self.state is SOCKET
+        return self.state is STREAM or self.state is WEBSOCKET
 
     def _begin_stream(self, response: Response, stream: Stream, *, with_body: bool = True) -> None:
-        """The head goes out, and the connection belongs to the stream until one of the two ends."""
+        """Write the head. From here on the connection belongs to the stream until either one ends."""
         transport = self.transport
         assert transport is not None
         self._open = None
         transport.write(render_stream_head(response))
-        if not with_body or self._ended or self._server.draining:  # who would end it, then?
-            self._hang_up()
+        if not with_body or self._ended or self._server.draining:  # nothing would end the stream
+            self._close_gracefully()
             stream.closed()
             return
         self.state = STREAM
         self._clear_input()
-        self._leave_aiohttp()
-        transport.resume_reading()  # else we would not hear that the client goes
+        self._detach_aiohttp()
+        transport.resume_reading()  # to notice a disconnect
         self._sink = ConnectionSink(self, transport, stream, is_full=self._stalled_us != 0)
         self._sink.open()
 
     def end_stream(self) -> None:
-        """Its owner has written all: what is written is sent, and the connection closed."""
-        if self.transport is not None and (self.state is STREAM or self.state is SOCKET):
+        """The stream has ended: send what is written, and close the connection."""
+        if self.transport is not None and (self.state is STREAM or self.state is WEBSOCKET):
             assert self._sink is not None
             self._sink.write = discard_bytes
-            self._hang_up()
+            self._close_gracefully()
 
     def begin_websocket(self, handler: WebSocketHandler) -> WebSocketSink | None:
-        """aiohttp has shaken hands; None when the client has gone over it."""
+        """Start a WebSocket after aiohttp's handshake. Returns None if the client has disconnected."""
         if self.transport is None or self.state is not SLOW or self._aiohttp is None:
             handler.closed()
             return None
-        self.state = SOCKET
+        self.state = WEBSOCKET
         self._open = None
         early = self._buffer
         self._clear_input()
@@ -481,8 +481,8 @@ class Connection(asyncio.Protocol):
             self.data_received(bytes(early))
         return sink
 
-    def _feed_socket(self, data: bytes) -> None:
-        """What waits to become a message counts among the bodies being received."""
+    def _feed_websocket(self, data: bytes) -> None:
+        """Pass input to aiohttp. Incomplete messages count towards the budget for request bodies."""
         assert self._aiohttp is not None
         assert isinstance(self._sink, WebSocketSink)
         data = self._sink.masks.check(data)
@@ -491,26 +491,26 @@ class Connection(asyncio.Protocol):
         else:
             self._sink.end(TRY_AGAIN_LATER)
 
-    def message_is_here(self) -> None:
+    def message_received(self) -> None:
         self._hold(0)
 
     @property
-    def farewell_code(self) -> int:
+    def close_code(self) -> int:
         return GOING_AWAY if self._server.draining else NORMAL
 
-    # -- the other ways ------------------------------------------------------------------------------------
+    # -- aiohttp and HTTP/2 --------------------------------------------------------------------------------
 
     def _take_slow(self, data: bytes) -> bool:
-        """Give the next request to aiohttp; False when too little of it is here to tell where it ends."""
-        if self._fresh and data.startswith(b"PRI") and _PREFACE.startswith(data[: len(_PREFACE)]):
+        """Pass the next request to aiohttp. Returns False if its head is incomplete."""
+        if self._is_first and data.startswith(b"PRI") and _PREFACE.startswith(data[: len(_PREFACE)]):
             if len(data) < len(_PREFACE):
                 return False
-            self._hand_to_http2(data)
+            self._start_http2(data)
             return True
         frame = read_frame(data)
         if frame is None:
             return False
-        self._fresh = False
+        self._is_first = False
         self._server.slow_requests += 1
         self.state = SLOW
         self._arrived = 0
@@ -524,7 +524,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _feed_slow(self, data: bytes) -> bytes:
-        """Pass on what belongs to the body of aiohttp's request; returns what comes after it."""
+        """Pass the body of aiohttp's request on, and return the bytes after it."""
         if self._chunks is not None:
             part, rest = self._chunks.feed(data)
             if self._chunks.done:
@@ -543,28 +543,28 @@ class Connection(asyncio.Protocol):
         return rest
 
     def answer_slow(self, response: Response, keep_alive: bool, *, http10: bool, with_body: bool) -> bool:
-        """aiohttp's request is answered; returns whether the connection stays."""
+        """Write the response to aiohttp's request. Returns whether the connection stays open."""
         if self.transport is None or self.state is not SLOW:
-            abandon(response)
+            discard(response)
             return False
         if response.stream is not None:
             self._begin_stream(response, response.stream, with_body=with_body)
             return False
-        # What is answered before it is complete has no end that we know of.
+        # If the request is incomplete, the start of the next one is unknown.
         keep_alive = keep_alive and not self._server.draining and not self._is_receiving
         self._write(response, keep_alive, http10=http10, with_body=with_body)
         self._done(keep_alive)
         return keep_alive
 
-    def answer_is_here(self, size: int) -> None:
-        """Of aiohttp's request, which it will write when its task has its turn: until then it counts, too."""
+    def response_ready(self, size: int) -> None:
+        """Count the response to aiohttp's request as buffered until aiohttp's task runs."""
         if self.transport is not None and self.state is SLOW:
             self._set_stalled(self._stalled_bytes + size)
 
     def slow_ended(self) -> None:
-        """aiohttp has written an answer of its own, which ends with the connection."""
+        """aiohttp has written a response itself, which ends with the connection."""
         if self.transport is not None and self.state is SLOW:
-            self._hang_up()
+            self._close_gracefully()
 
     def _aiohttp_connection(self) -> AiohttpConnection:
         if self._aiohttp is None:
@@ -573,9 +573,9 @@ class Connection(asyncio.Protocol):
             self._aiohttp.connection_made(self.transport)
         return self._aiohttp
 
-    def _hand_to_http2(self, data: bytes) -> None:
+    def _start_http2(self, data: bytes) -> None:
         assert self.transport is not None
-        self.state = HANDED
+        self.state = HTTP2
         self._clear_input()
         self._http2 = self._server.new_http2_connection(self.transport)
         self._http2.data_received(data)
@@ -583,12 +583,12 @@ class Connection(asyncio.Protocol):
     # -- time ----------------------------------------------------------------------------------------------
 
     def sweep(self, now_us: int, *, idle_us: int, request_us: int) -> None:
-        """Close what has been silent, or busy with one request or answer, for too long."""
+        """Close the connection if it has been idle, receiving a request or sending a response for too long."""
         transport = self.transport
         if transport is None:
             return
         silent_us = now_us - self.active_us
-        if self._stalled_us and self._is_unread(now_us, self._patience_us(request_us)):
+        if self._stalled_us and self._is_too_slow(now_us, self._stall_timeout_us(request_us)):
             transport.abort()
         elif self._http2 is not None:
             self._http2.sweep(now_us - request_us)
@@ -596,40 +596,40 @@ class Connection(asyncio.Protocol):
                 transport.close()
         elif self.state is CLOSING:
             if silent_us > LINGER_US:
-                self._shut()
+                self._close()
         elif self.began_us:
             self._check_progress(now_us, request_us)
-        elif self._ended and self._open is not None and silent_us > ENDED_US:
-            transport.abort()  # it most likely went altogether, which looks the same from here
+        elif self._ended and self._open is not None and silent_us > EOF_WAIT_US:
+            transport.abort()  # most likely the client has closed both sides, which looks the same
         elif not self._is_blocked and silent_us > idle_us:
-            self._shut()
+            self._close()
 
     def _check_progress(self, now_us: int, request_us: int) -> None:
-        """A request that is still arriving must bring enough in every span of the time allowed, not just at first."""
+        """Refuse an incomplete request that arrives too slowly, measured over each interval of the timeout."""
         if now_us - self.began_us <= request_us:
             return
         arrived = len(self._buffer) if self.state is IDLE else self._arrived
         if arrived - self._arrived_before < BYTES_PER_S_MIN * request_us // 1_000_000:
             refusal = error_response("request_timeout", "the request did not arrive in time")
-            self._refuse(self._let_read(refusal))
+            self._refuse(self._add_cors(refusal))
         else:
             self._arrived_before = arrived
             self.began_us = now_us
 
-    def _patience_us(self, request_us: int) -> int:
+    def _stall_timeout_us(self, request_us: int) -> int:
         if self._sink is not None or self.is_streaming:
             return max(request_us, STREAM_STALL_US)
         return request_us
 
-    def _is_unread(self, now_us: int, patience_us: int) -> bool:
-        """The client takes its answer too slowly, or not at all."""
-        size = self._look_at_stalled()  # first: a stream may have written more since it was last looked at
-        taken = self._stalled_max - size
-        return now_us - self._stalled_us > patience_us + taken * 1_000_000 // BYTES_PER_S_MIN
+    def _is_too_slow(self, now_us: int, timeout_us: int) -> bool:
+        """The client reads too slowly, or not at all."""
+        size = self._update_stalled()  # first: a stream may have written more since the last call
+        read = self._stalled_max - size
+        return now_us - self._stalled_us > timeout_us + read * 1_000_000 // BYTES_PER_S_MIN
 
     def drain(self) -> None:
-        """The server stops: nothing new is begun here."""
+        """Start no further requests, because the server is stopping."""
         if self._http2 is not None:
             self._http2.drain()
         elif self.state is IDLE and self.transport is not None:
-            self._shut()
+            self._close()

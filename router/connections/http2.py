@@ -1,11 +1,11 @@
-"""HTTP/2 in cleartext, for clients that open with its preface: h2 does frames and windows, the gate decides.
+"""Cleartext HTTP/2 connections, for clients that start with its preface. h2 handles frames and windows.
 
-- h2 reads a whole batch before we see its first event, so it may know already that a stream is gone. Events therefore
-  only change our own tables; what a stream sends is sent by `_flush`, after the batch, when both agree.
-- A stream that is forgotten is marked `gone`. A late `respond` holds the stream itself, not its number, and sees that.
-- A request's bytes are held in `receiving` from their arrival until the gate has the request; a response's bytes in
-  `sending` while a window or the socket keeps them back: all of them until the last is sent, as they are one piece.
-- A response without an end is fed by `router.connections.http2_streams`; it keeps its stream open, and quiet ones are left alone.
+- h2 parses a whole batch before it returns the first event, so it may already know that a stream is closed. Events
+  therefore only change our own tables; responses are sent by `_flush`, after the batch, when both agree.
+- A removed stream is marked `gone`. A late `respond` holds a reference to the stream itself, not its number, and sees that.
+- Request bytes are counted in `receiving` from their arrival until admission has the request. Response bytes are counted
+  in `sending` while a window or the socket delays them: the whole body until its last byte is sent, as it is one buffer.
+- Streaming responses are written by `router.connections.http2_streams`. They keep their stream open, and may be idle.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from h2.exceptions import ProtocolError
 
 from router.connections.budget import ByteBudget
 from router.connections.http2_streams import OpenStream, Sinks
-from router.watch.sinks import STREAM_STALL_US, abandon, without_websocket
+from router.watch.sinks import STREAM_STALL_US, discard, without_websocket
 from topics.api.http_errors import STATUS, error_body, error_head
 from topics.protocols.http.exchange import Request, Respond, Response
 from topics.protocols.http2.session import STREAMS_MAX, Http2Session, read_head, response_headers
 
-# Large enough to keep a socket busy, small enough that a stream's turn is short and the transport's buffer, which no
-# budget counts, stays small.
+# Large enough to keep a socket busy; small enough to be fair between streams, and to keep the transport's buffer, which is
+# not counted, small.
 SLICE_BYTES_MAX = 64 * 1024
 WRITE_BYTES_MAX = 256 * 1024
 
-# Frames that cost us work and bring nothing: resets, empty DATA, PING, SETTINGS, streams over the limit. Time makes up
-# for them, and so does a completed stream; an honest client stays far below.
+# Frames that cost work without being useful: resets, empty DATA, PING, SETTINGS, streams over the limit. The count decreases
+# with time and with each completed stream; well-behaved clients stay far below.
 NOISE_MAX = 1000
 NOISE_FORGIVEN_PER_S = 500
-# h2 reads all it is given before it reports anything. A full socket buffer of tiny frames would be seconds of work.
+# h2 parses all its input before it returns. A full socket buffer of tiny frames would take seconds.
 READ_BYTES_MAX = 16 * 1024
-# A stream that was answered before its request had ended is not reset at once: curl 7.88 then forgets the answer that it
-# has just read. Most clients stop by themselves.
+# A stream that is answered before its request has ended is not reset at once: curl 7.88 would drop the response that it
+# has just read. Most clients stop sending by themselves.
 LINGER_BYTES_MAX = 1 << 20
-# What acknowledging PING and SETTINGS may pile up for a client that does not read.
+# Unsent acknowledgements of PING and SETTINGS, for a client that does not read.
 PAUSED_BYTES_MAX = 1 << 20
 
 
@@ -50,27 +50,27 @@ def _refusal(code: str, message: str) -> Response:
     return Response(status, error_body(code, message), head=error_head(status))
 
 
-TOO_LARGE = _refusal("payload_too_large", "the body is larger than this server takes")
-THROTTLED = _refusal("throttled", "too many request bytes are on their way; try again")
+TOO_LARGE = _refusal("payload_too_large", "the body is larger than this server accepts")
+THROTTLED = _refusal("throttled", "too many request bodies are being received; try again")
 TIMED_OUT = _refusal("request_timeout", "the request did not arrive in time")
 
 
 class RequestHandler(Protocol):
-    def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
-        """Decides from the head alone; a response is sent instead of waiting for the body."""
+    def check_head(self, request: Request, declared_bytes: int | None) -> Response | None:
+        """The error of a request that can be refused before its body is read, if any."""
 
-    def let_read(self, origin: bytes, response: Response) -> Response:
-        """Adds what lets a page of a listed origin read the response."""
+    def add_cors(self, origin: bytes, response: Response) -> Response:
+        """Add the CORS headers that let pages of a listed origin read the response."""
 
     def handle(self, request: Request, respond: Respond) -> None:
-        """Takes the whole request and calls `respond` once, at once or later."""
+        """Process a request, and call `respond` exactly once, immediately or later."""
 
 
 class Http2Connection:
     def __init__(
         self,
         transport: asyncio.Transport,
-        gate: RequestHandler,
+        admission: RequestHandler,
         *,
         body_bytes_max: int,
         receiving: ByteBudget,
@@ -78,22 +78,20 @@ class Http2Connection:
         now_us: Callable[[], int],
     ) -> None:
         self._transport = transport
-        self._gate = gate
+        self._admission = admission
         self._body_bytes_max = body_bytes_max
         self._receiving = receiving
         self._sending = sending
         self._now_us = now_us
         self._streams: dict[int, OpenStream] = {}
-        self._outbox: deque[OpenStream] = (
-            deque()
-        )  # streams with something to send; may hold some that are gone
+        self._outbox: deque[OpenStream] = deque()  # streams with something to send; may contain removed ones
         self._expecting: list[OpenStream] = []
         self._sinks = Sinks(flush=self._flush, abort=self._abort_stream)
         self._noise = 0.0
         self._noise_us = now_us()
         self._paused = False
         self._paused_bytes = 0
-        self._busy_inside = False  # in a batch or a flush: whoever is at work flushes at its end
+        self._is_flushing = False  # in a batch or a flush, which flushes at its end
         self._draining = False
         self._closed = False
         self.last_activity_us = now_us()
@@ -106,19 +104,19 @@ class Http2Connection:
 
     @property
     def is_streaming(self) -> bool:
-        """There are answers without an end, or their last bytes are not sent."""
+        """There are streaming responses, or their last bytes are not sent."""
         return bool(self._sinks)
 
-    # What the front calls
+    # -- called by the connection --------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         self.last_activity_us = self._now_us()
-        self._busy_inside = True
+        self._is_flushing = True
         try:
             for start in range(0, len(data), READ_BYTES_MAX):
                 self._read(data[start : start + READ_BYTES_MAX])
         finally:
-            self._busy_inside = False
+            self._is_flushing = False
         self._flush()
 
     def _read(self, data: bytes) -> None:
@@ -127,7 +125,7 @@ class Http2Connection:
         try:
             batch = self._h2.feed(data)
         except ProtocolError:
-            self._fail()  # h2 has prepared the GOAWAY
+            self._fail()  # h2 has queued the GOAWAY
             return
         for event in batch:
             handler = HANDLERS.get(type(event))
@@ -146,12 +144,12 @@ class Http2Connection:
     def connection_lost(self) -> None:
         self._closed = True
         for stream in list(self._streams.values()):
-            self._forget(stream)
+            self._remove(stream)
         self._outbox.clear()
         self._expecting.clear()
 
-    def client_ended(self) -> None:
-        """Who sends nothing more may wait for answers, but not for those that have no end."""
+    def eof_received(self) -> None:
+        """A client that has closed its side may wait for responses, but streaming responses end."""
         for stream in self._sinks.streams():
             self._reset(stream, ErrorCodes.CANCEL)
         self.drain()
@@ -177,7 +175,7 @@ class Http2Connection:
                     self._refuse(stream, TIMED_OUT)
         self._flush()
 
-    # What h2 reports
+    # -- h2 events -----------------------------------------------------------------------------------------
 
     def _on_request(self, event: events.RequestReceived) -> None:
         if self._draining or len(self._streams) >= STREAMS_MAX:
@@ -188,16 +186,16 @@ class Http2Connection:
         if declared_bytes is None and event.stream_ended is not None:
             declared_bytes = 0
         stream = self._streams[event.stream_id] = OpenStream(event.stream_id, request, declared_bytes)
-        refusal = self._gate.screen(request, declared_bytes)
+        refusal = self._admission.check_head(request, declared_bytes)
         if refusal is None and (declared_bytes or 0) > self._body_bytes_max:
-            refusal = self._gate.let_read(request.origin, TOO_LARGE)
+            refusal = self._admission.add_cors(request.origin, TOO_LARGE)
         if refusal is not None:
             self._answer(stream, refusal)
         elif expects:
             self._expecting.append(stream)
 
     def _on_data(self, event: events.DataReceived) -> None:
-        # What is kept is bounded by the budget and the cap, so the window need not wait for the gate.
+        # Memory is limited by the budget and the maximum body size, so the window can be reopened at once.
         self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
         stream = self._streams.get(event.stream_id)
         if not event.data:
@@ -218,13 +216,13 @@ class Http2Connection:
         elif not stream.body:
             stream.body = data
         else:
-            # Not a list of pieces: many tiny ones would weigh far more than the bytes that are counted.
+            # Not a list of chunks: many tiny ones would take far more memory than the bytes that are counted.
             if isinstance(stream.body, bytes):
                 stream.body = bytearray(stream.body)
             stream.body += data
 
     def _refuse(self, stream: OpenStream, response: Response) -> None:
-        self._answer(stream, self._gate.let_read(stream.request.origin, response))
+        self._answer(stream, self._admission.add_cors(stream.request.origin, response))
 
     def _on_ended(self, event: events.StreamEnded) -> None:
         stream = self._streams.get(event.stream_id)
@@ -232,7 +230,7 @@ class Http2Connection:
             return
         stream.ended = True
         if stream.lingers:
-            self._forget(stream)
+            self._remove(stream)
         if stream.answered:
             return
         if stream.declared_bytes not in (None, len(stream.body)):
@@ -240,30 +238,30 @@ class Http2Connection:
             self._count_noise()
             return
         stream.request.body = bytes(stream.body)
-        stream.request.received_us = self._now_us()  # what a slow sender took is not the server's time
+        stream.request.received_us = self._now_us()  # the time a slow sender took does not count
         try:
-            self._gate.handle(stream.request, partial(self._respond, stream))
+            self._admission.handle(stream.request, partial(self._respond, stream))
         finally:
-            self._give_back_body(stream)
+            self._release_body(stream)
 
     def _on_reset(self, event: events.StreamReset) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is None:
             return
-        self._forget(stream)
-        # A client can also make h2 reset the stream, by breaking its rules; that is no cheaper for us.
+        self._remove(stream)
+        # Also if h2 has reset the stream because of a protocol error: it costs the same.
         if not stream.lingers:
             self._count_noise()
 
     def _on_settings(self, _event: events.RemoteSettingsChanged) -> None:
         self._count_noise()
         if not self._h2.limit_settings():
-            self._calm_down()
+            self._fail_for_abuse()
 
     def _on_goaway(self, _event: events.ConnectionTerminated) -> None:
         self._draining = True
 
-    # Ending things
+    # -- closing -------------------------------------------------------------------------------------------
 
     def _count_noise(self, _event: events.Event | None = None) -> None:
         now_us = self._now_us()
@@ -271,16 +269,16 @@ class Http2Connection:
         self._noise = max(0.0, self._noise - forgiven) + 1
         self._noise_us = now_us
         if self._noise > NOISE_MAX:
-            self._calm_down()
+            self._fail_for_abuse()
 
-    def _calm_down(self) -> None:
+    def _fail_for_abuse(self) -> None:
         if not self._closed:
             self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             self._fail()
 
     def _fail(self) -> None:
         self._write()
-        # close() would wait until the peer has read everything, which a hostile one never does.
+        # close() would wait until the client has read everything, which a hostile one never does.
         if self._paused:
             self._transport.abort()
         else:
@@ -289,51 +287,51 @@ class Http2Connection:
 
     def _reset(self, stream: OpenStream, code: ErrorCodes) -> None:
         self._reset_id(stream.id, code)
-        self._forget(stream)
+        self._remove(stream)
 
     def _reset_id(self, stream_id: int, code: ErrorCodes) -> None:
         try:
             self._h2.reset_stream(stream_id, code)
         except ProtocolError:
-            pass  # the client was faster, later in this batch
+            pass  # the client has reset it later in this batch
 
-    def _forget(self, stream: OpenStream) -> None:
+    def _remove(self, stream: OpenStream) -> None:
         del self._streams[stream.id]
         stream.gone = True
         stream.request.release()
         stream.queued = False
-        self._give_back_body(stream)
-        self._sending.give(stream.held)
+        self._release_body(stream)
+        self._sending.release(stream.held)
         stream.held = 0
         stream.chunks.clear()
         if stream.sink is not None:
             self._sinks.remove(stream)
 
-    def _give_back_body(self, stream: OpenStream) -> None:
-        self._receiving.give(len(stream.body))
+    def _release_body(self, stream: OpenStream) -> None:
+        self._receiving.release(len(stream.body))
         stream.body = b""
 
-    # Sending
+    # -- sending -------------------------------------------------------------------------------------------
 
     def _respond(self, stream: OpenStream, response: Response) -> None:
         if stream.gone:
-            abandon(response)
+            discard(response)
             return
         self._answer(stream, response)
-        if stream.sink is None:  # else it is flushed when its owner has had his say
+        if stream.sink is None:  # otherwise the sink flushes it with its first bytes
             self._flush()
 
     def _answer(self, stream: OpenStream, response: Response) -> None:
         assert not stream.answered, "a stream is answered once"
         stream.answered = True
-        self._give_back_body(stream)
+        self._release_body(stream)
         response = without_websocket(response)
         stream.headers = response_headers(response)
         body = b"" if response.status == 204 or stream.request.method == b"HEAD" else response.body
-        # A stream that begins while the server stops would have nobody to end it.
+        # While the server is stopping, nothing would end a new stream.
         if response.stream is None or stream.request.method == b"HEAD" or self._draining:
             self._queue(stream, body, final=True)
-            abandon(response)
+            discard(response)
         else:
             self._queue(stream, b"", final=False)
             self._sinks.add(stream, response.stream, is_full=self._paused)
@@ -355,13 +353,13 @@ class Http2Connection:
             self._outbox.append(stream)
 
     def _flush(self) -> None:
-        if self._busy_inside or self._closed:
+        if self._is_flushing or self._closed:
             return
-        self._busy_inside = True
+        self._is_flushing = True
         try:
             for stream, chunk, final in self._sinks.take_gathered():
                 self._queue(stream, chunk, final=final)
-            self._send_continues()
+            self._send_continue()
             more = True
             while more and not self._closed:
                 more = self._pump()
@@ -371,27 +369,27 @@ class Http2Connection:
                 self._end_lingering()
             self._write()
         except ProtocolError:
-            # Nobody who calls respond can do anything about it, and the other connections must not suffer.
+            # The caller of `respond` cannot handle it, and other connections must not be affected.
             self._transport.abort()
             self.connection_lost()
         finally:
-            self._busy_inside = False
+            self._is_flushing = False
         if self._draining and not self._streams and not self._closed:
             self._transport.close()
             self._closed = True
         if not self._paused:
-            self._sinks.tell_drained()
+            self._sinks.notify_drained()
 
-    def _send_continues(self) -> None:
+    def _send_continue(self) -> None:
         for stream in self._expecting:
             if not (stream.gone or stream.ended or stream.answered or stream.body):
                 self._h2.send_headers(stream.id, [(b":status", b"100")])
         self._expecting.clear()
 
     def _pump(self) -> bool:
-        """Sends one frame of each stream in turn; true if it stopped only because one write should not be larger."""
+        """Send one frame of each stream in turn. Returns True if it stopped because of WRITE_BYTES_MAX."""
         room = WRITE_BYTES_MAX
-        stuck = 0  # so many streams at the end of the queue wait for the client
+        stuck = 0  # number of streams at the end of the queue that wait for the client's window
         while room > 0 and stuck < len(self._outbox) and not self._paused:
             stream = self._outbox.popleft()
             if stream.gone:
@@ -404,7 +402,7 @@ class Http2Connection:
         return room <= 0
 
     def _send_frame(self, stream: OpenStream) -> int:
-        """Sends the head, if it is still here, and as much of the first chunk as the client and fairness allow."""
+        """Send the head, if unsent, and as much of the first chunk as the window and fairness allow."""
         last = stream.final and not stream.unsent
         if stream.headers:
             self._h2.send_headers(stream.id, stream.headers, end_stream=last)
@@ -416,7 +414,7 @@ class Http2Connection:
             return 0
         if stream.chunks:
             return self._send_slice(stream)
-        stream.queued = False  # until the next chunk comes
+        stream.queued = False  # until the next chunk
         return 0
 
     def _send_slice(self, stream: OpenStream) -> int:
@@ -432,7 +430,7 @@ class Http2Connection:
         if size == len(chunk):
             stream.kept = stream.unsent
             if stream.held > stream.kept:
-                self._sending.give(stream.held - stream.kept)
+                self._sending.release(stream.held - stream.kept)
                 stream.held = stream.kept
         last = stream.final and not stream.unsent
         self._h2.send_data(stream.id, chunk[:size], end_stream=last)
@@ -445,7 +443,7 @@ class Http2Connection:
     def _finish(self, stream: OpenStream) -> None:
         self._noise = max(0.0, self._noise - 1)
         if stream.ended:
-            self._forget(stream)
+            self._remove(stream)
         else:
             stream.queued = False
             stream.lingers = True

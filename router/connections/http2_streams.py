@@ -1,7 +1,7 @@
-"""One HTTP/2 stream as the server keeps it, and the answers without an end among them.
+"""State of HTTP/2 streams, and sinks of streaming responses.
 
-What the owner of such an answer writes is gathered, and leaves with the loop's next turn: an event that goes to many
-streams of one connection is one write to its socket, and several to one stream are one frame.
+Writes to a sink are gathered and sent in the next iteration of the event loop: an event for many streams of one
+connection becomes one write to its socket, and several events for one stream one frame.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from router.watch.sinks import OwnedSink
 from topics.protocols.http.exchange import Request, Stream
 
-FULL_BYTES = 64 * 1024  # that a client has not taken; below half of it, more may be written
+FULL_BYTES = 64 * 1024  # unsent bytes at which a sink is full; it is drained at half of that
 
 
 @dataclass(slots=True, eq=False)
@@ -26,21 +26,21 @@ class OpenStream:
     ended: bool = False  # the client has sent everything
     answered: bool = False
     gone: bool = False
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # of the response, until they are sent
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)  # unsent headers of the response
     chunks: deque[memoryview] = field(default_factory=deque)
-    final: bool = False  # no chunk comes after these
+    final: bool = False  # these are the last chunks
     unsent: int = 0
-    kept: int = 0  # bytes of the chunks that are not sent to their ends
-    held: int = 0  # of `kept`, what is counted in the budget
+    kept: int = 0  # bytes of chunks that are not completely sent
+    held: int = 0  # the part of `kept` that is counted in the budget
     queued: bool = False
-    moved_us: int = 0
-    lingers: bool = False  # the response is sent, the request has not ended
+    moved_us: int = 0  # time of the last progress
+    lingers: bool = False  # the response is sent, but the request has not ended
     discarded: int = 0
-    sink: StreamSink | None = None  # its response has no end of its own
+    sink: StreamSink | None = None  # of a streaming response
 
 
 class StreamSink(OwnedSink):
-    """The sink that is one stream of an HTTP/2 connection."""
+    """A sink that writes to one stream of an HTTP/2 connection."""
 
     __slots__ = ("_is_over", "_sinks", "_stream", "gathered", "gathered_bytes")
 
@@ -56,7 +56,7 @@ class StreamSink(OwnedSink):
     def is_over(self) -> bool:
         return self._is_over
 
-    def _take_no_more(self) -> None:
+    def _discard_writes(self) -> None:
         self._is_over = True
 
     def write(self, data: bytes) -> None:
@@ -70,18 +70,18 @@ class StreamSink(OwnedSink):
 
     def close(self) -> None:
         if not self._is_over:
-            self._take_no_more()
+            self._discard_writes()
             self._sinks.gather(self._stream, self)
             asyncio.get_running_loop().call_soon(self.lost)
 
     def abort(self) -> None:
-        self._take_no_more()
+        self._discard_writes()
         self._sinks.drop(self._stream)
         asyncio.get_running_loop().call_soon(self._sinks.abort, self._stream)
 
 
 class Sinks:
-    """The answers without an end on one connection: which of them have something to send, and which are full."""
+    """The sinks of one connection: which of them have something to send, and which are full."""
 
     def __init__(self, *, flush: Callable[[], None], abort: Callable[[OpenStream], None]) -> None:
         self._flush = flush
@@ -89,7 +89,7 @@ class Sinks:
         self._open: dict[OpenStream, StreamSink] = {}
         self._gathering: dict[OpenStream, StreamSink] = {}
         self._full: dict[OpenStream, StreamSink] = {}
-        self._flush_comes = False
+        self._flush_scheduled = False
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -117,20 +117,20 @@ class Sinks:
             self._flush_soon()
 
     def drop(self, stream: OpenStream) -> None:
-        """What it has gathered is not wanted any more."""
+        """Discard what the stream has gathered."""
         self._gathering.pop(stream, None)
 
     def _flush_soon(self) -> None:
-        if not self._flush_comes:
-            self._flush_comes = True
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush_now)
 
     def _flush_now(self) -> None:
-        self._flush_comes = False
+        self._flush_scheduled = False
         self._flush()
 
     def take_gathered(self) -> list[tuple[OpenStream, bytes, bool]]:
-        """What was written since the last time, and whether that was all."""
+        """Streams with new bytes, the bytes, and whether they are the last."""
         taken = []
         for stream, sink in self._gathering.items():
             taken.append((stream, b"".join(sink.gathered), sink.is_over))
@@ -144,13 +144,13 @@ class Sinks:
         self._full[stream] = sink
 
     def fill_all(self) -> None:
-        """The connection takes nothing for now."""
+        """Mark all sinks as full, because the connection's write buffer is."""
         for stream, sink in self._open.items():
             self.fill(stream, sink)
 
-    def tell_drained(self) -> None:
+    def notify_drained(self) -> None:
         for stream, sink in list(self._full.items()):
             has_room = stream.unsent + sink.gathered_bytes < FULL_BYTES // 2
-            # It may have been removed by what another owner did.
+            # It may have been removed by the callback of another sink.
             if has_room and self._full.pop(stream, None) is not None:
                 sink.drained()

@@ -1,7 +1,7 @@
-"""WebSockets: aiohttp shakes hands and reads messages, a conversation answers with frames of its own.
+"""WebSockets: aiohttp does the handshake and parses messages, a handler writes its own frames.
 
-Both write whole frames, each in one go, so theirs cannot mix. Nothing is read from a client that does not take what was
-written to it, or whose last messages are not answered: what it sends then waits in its own socket, not here.
+Both write each frame in a single call, so frames cannot interleave. While a client does not read, or too many of its
+messages are unanswered, nothing is read from it: its messages wait in the socket buffers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from router.connections.connection import Connection
 
 logger = logging.getLogger("topics.front")
-# It warns of every client that offers a subprotocol, and a log is not for clients to fill.
+# aiohttp logs a warning for every client that offers a subprotocol, which would let clients fill the log.
 logging.getLogger("aiohttp.websocket").setLevel(logging.ERROR)
 
-MESSAGE_BYTES_MAX = 16 << 20  # a front reads it whole, which takes up to 0.3 s; larger writes go over HTTP
+MESSAGE_BYTES_MAX = 16 << 20  # parsed in one go, which takes up to 0.3 s; larger writes must use HTTP
 
 
 def asks_for_websocket(request: BaseRequest) -> bool:
-    """Whether it is a handshake as RFC 6455, 4.2.1 has it."""
+    """Whether the request is a valid handshake; RFC 6455, 4.2.1."""
     headers = request.headers
     if headers.get("Upgrade", "").strip().lower() != "websocket":
         return False
@@ -53,24 +53,24 @@ def _is_key(key: str) -> bool:
 
 
 class WebSocketSink(ConnectionSink):
-    """The sink of a WebSocket. Its end is said in a frame, and whoever reads from the client waits for room in it."""
+    """The sink of a WebSocket. It ends with a close frame, and the reader of the connection waits while it is full."""
 
-    __slots__ = ("_conversation", "_reader", "_write", "masks")
+    __slots__ = ("_handler", "_reader", "_write", "masks")
 
     def __init__(
         self,
         connection: Connection,
         transport: asyncio.Transport,
-        conversation: WebSocketHandler,
+        handler: WebSocketHandler,
         *,
         is_full: bool,
     ) -> None:
-        super().__init__(connection, transport, conversation, is_full=is_full)
-        self._conversation = conversation
-        self._reader: asyncio.Future[None] | None = None  # waits for room
+        super().__init__(connection, transport, handler, is_full=is_full)
+        self._handler = handler
+        self._reader: asyncio.Future[None] | None = None  # set while the reader waits
         self._write = transport.write
         self.write = self._write_frames
-        self.masks = MaskChecker()  # of the client's frames
+        self.masks = MaskChecker()
 
     def _write_frames(self, data: bytes) -> None:
         self._write(data)
@@ -78,7 +78,7 @@ class WebSocketSink(ConnectionSink):
             self._wake()
 
     def close(self) -> None:
-        self.end(self._connection.farewell_code)
+        self.end(self._connection.close_code)
 
     def end(self, code: int = NORMAL) -> None:
         if not self.is_over:
@@ -94,9 +94,9 @@ class WebSocketSink(ConnectionSink):
         super().lost()
         self._wake()
 
-    async def room(self) -> None:
-        """Wait until the client takes what is written to it, and the conversation has time for more."""
-        while (self.is_full or self._conversation.is_busy) and not self.is_over:
+    async def ready(self) -> None:
+        """Wait until the client reads and the handler accepts more messages."""
+        while (self.is_full or self._handler.is_busy) and not self.is_over:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
@@ -107,71 +107,69 @@ class WebSocketSink(ConnectionSink):
 
 
 class Socket(web.WebSocketResponse):
-    """aiohttp's end of a WebSocket. Pings are answered by `_listen`, so that each of them counts as a message."""
+    """aiohttp's part of a WebSocket. Pings are answered by `_listen`, so that each of them counts as a message."""
 
     def __init__(self, owner: Connection, message_bytes_max: int) -> None:
-        # aiohttp's limit is the first size that it does not take.
+        # aiohttp's limit is the first size that it rejects.
         super().__init__(compress=False, autoping=False, max_msg_size=message_bytes_max + 1)
         self._owner = owner
 
     async def _prepare_headers(self) -> None:
         await super()._prepare_headers()
-        self.headers.popall("Server", None)  # which other answers do not name either
+        self.headers.popall("Server", None)  # as in all other responses
 
     def _close_transport(self) -> None:
-        # A transport that is closed with input unread takes the close frame with it.
+        # Closing a transport with unread input would discard the close frame.
         self._owner.end_stream()
 
 
 async def serve_websocket(
-    owner: Connection, request: BaseRequest, conversation: WebSocketHandler, message_bytes_max: int
+    owner: Connection, request: BaseRequest, handler: WebSocketHandler, message_bytes_max: int
 ) -> web.StreamResponse:
-    """Make the connection a WebSocket, and pass on what comes, until one of the two ends it."""
+    """Upgrade the connection to a WebSocket, and pass its messages to the handler until one side closes it."""
     socket = Socket(owner, message_bytes_max)
     try:
         await socket.prepare(request)
     except BaseException as error:
-        conversation.closed()
+        handler.closed()
         if isinstance(error, ConnectionError):
-            return socket  # the client has gone
+            return socket  # the client has disconnected
         raise
-    sink = owner.begin_websocket(conversation)
+    sink = owner.begin_websocket(handler)
     if sink is not None:
         try:
-            await _listen(owner, socket, sink, conversation)
+            await _listen(owner, socket, sink, handler)
         except ConnectionError:
-            pass  # it went while a pong was written
+            pass  # the client disconnected while a pong was written
         finally:
             sink.close()
             sink.lost()
     return socket
 
 
-async def _listen(
-    owner: Connection, socket: Socket, sink: WebSocketSink, conversation: WebSocketHandler
-) -> None:
+async def _listen(owner: Connection, socket: Socket, sink: WebSocketSink, handler: WebSocketHandler) -> None:
     while not sink.is_over:
         message = await socket.receive()
-        owner.message_is_here()
+        owner.message_received()
         if sink.is_over:
             return
         if message.type is WSMsgType.PING:
             await socket.pong(message.data)
-        elif message.type is not WSMsgType.PONG and not _pass_on(message, conversation, sink):
+        elif message.type is not WSMsgType.PONG and not _dispatch(message, handler, sink):
             return
-        await sink.room()
+        await sink.ready()
 
 
-def _pass_on(message: WSMessage, conversation: WebSocketHandler, sink: WebSocketSink) -> bool:
-    """False when it was the last."""
+def _dispatch(message: WSMessage, handler: WebSocketHandler, sink: WebSocketSink) -> bool:
+    """Pass a message to the handler. Returns False if it was the last one."""
     try:
         if message.type is WSMsgType.TEXT:
-            conversation.received(message.data)
+            handler.received(message.data)
         elif message.type is WSMsgType.BINARY:
-            conversation.received_bytes()
+            handler.received_bytes()
         else:
             return False
     except Exception:
-        logger.exception("a conversation failed")
+        logger.exception("a WebSocket handler failed")
         sink.end(INTERNAL_ERROR)
     return True

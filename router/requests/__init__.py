@@ -1,1 +1,1 @@
-"""Request admission and the endpoints."""
+"""Request admission and endpoints."""

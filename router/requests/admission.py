@@ -1,10 +1,11 @@
-"""The one way in: who asks, may they, what do they ask, and is the body what that takes.
+"""Request admission: origin checks, authentication, authorization, routing and body checks.
 
-    screen(request)            from the head alone, so that a refused body is never read
-    handle(request, respond)   with the body
+    check_head(request)        checks the head alone, so that the body of a refused request is not read
+    handle(request, respond)   checks the whole request and calls the endpoint
 
-Order, as the contract has it: Host (421) and Origin (403) → key (401) → in-flight cap (429) → scope (403) → prefix of the name in the path (403) → routing (404,
-405) → media type (415) → size (413) → the endpoint. A known path with a wrong method needs no scope.
+Documented order of the checks: Host (421) and Origin (403) → key (401) → in-flight cap (429) → scope (403) → prefix of the
+name in the path (403) → routing (404, 405) → media type (415) → size (413) → the endpoint. A known path with a wrong method
+needs no scope.
 """
 
 from __future__ import annotations
@@ -41,43 +42,42 @@ from topics.protocols.http.query import parse_query
 
 logger = logging.getLogger("topics.front")
 
-GZIP_FROM = 8 * 1024  # bytes; below it compressing costs more than it saves
-GUNZIP_BYTES = 16 * 1024  # that go into zlib at once
-GUNZIP_SLICE = 256 * 1024  # that come out of it at once: it is copied while no other thread runs
-GUNZIP_LARGE = 1 << 20  # a body that unpacks to more waits in a line of its own
-GUNZIP_MEMBERS_MAX = 4096  # of a body; tools that make many make one of 64 KiB
-LARGE_ANSWER = 64 * 1024
-SLOW_READERS_BYTES_MAX = 256 << 20  # of answers that clients have not taken yet; then reads are refused
+GZIP_BYTES_MIN = 8 * 1024  # below it compression costs more than it saves
+GUNZIP_BYTES = 16 * 1024  # input per call of zlib
+GUNZIP_SLICE = 256 * 1024  # output per call of zlib, which is copied while holding the GIL
+GUNZIP_LARGE = 1 << 20  # larger decompressed bodies have a separate queue
+GUNZIP_MEMBERS_MAX = 4096  # per body; tools that write many members make them of 64 KiB
+LARGE_RESPONSE = 64 * 1024
+SLOW_READERS_BYTES_MAX = 256 << 20  # unread response bytes beyond which reads are refused
 
 
 class Offload(Protocol):
-    """Runs work on another thread and hands its result back on the loop, None if it failed: packing blocks for long."""
+    """Runs a function on another thread, because compression would block the event loop. `done` is called on the event loop
+    with its result, None if it failed."""
 
     def __call__(
         self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
     ) -> bool:
-        """`size`: bytes of a request that are held meanwhile. False: it was not taken, because too much waits."""
+        """`size`: request bytes held meanwhile. Returns False if the queue is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     endpoint: Endpoint
-    scopes: tuple[str, ...] = ()  # all of them; none: any key will do
-    takes: tuple[bytes, ...] = ()  # what its content type begins with; none: the body is ignored
+    scopes: tuple[str, ...] = ()  # all are required; empty: any key
+    takes: tuple[bytes, ...] = ()  # prefixes of accepted content types; empty: the body is ignored
     empty_ok: bool = False
-    is_probe: bool = False  # answered always, and without a key
-    is_public: bool = False  # needs no key, whatever the settings say
-    is_read: bool = False  # its answer may be large
-    body_max: int = 1 << 40  # bytes; the server's own limit is lower where this one is not
-    own_key: bool = False  # the endpoint looks at the key; it may come in the query
-    key_in_query: bool = False  # as there, but it is looked at here
-    bound: Callable[[Request, Body], bool] | None = (
-        None  # whether the beginning of a body has too much already
-    )
+    is_probe: bool = False  # always answered, without a key unless configured
+    is_public: bool = False  # never needs a key
+    is_read: bool = False  # the response may be large
+    body_max: int = 1 << 40  # bytes; the server's own limit applies too
+    own_key: bool = False  # the endpoint checks the key; it may be in the query
+    key_in_query: bool = False  # the key may be in the query
+    exceeds_count: Callable[[Request, Body], bool] | None = None  # checks the beginning of a large body
 
 
-PARTS_BODY = 8 << 20  # a commit may name many parts
-SMALL_BODY = 1 << 20  # what a body without records can need; parsing more would only keep others waiting
+PARTS_BODY = 8 << 20  # a commit may list many parts
+SMALL_BODY = 1 << 20  # enough for bodies without records; parsing more would block other requests
 
 READ, WRITE, DELETE, ADMIN = ("read",), ("write",), ("delete",), ("admin",)
 READ_WRITE = ("read", "write")
@@ -113,7 +113,7 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
         b"PUT": _json(topics.put, ADMIN, empty_ok=True),
         b"GET": Route(topics.get, READ),
         b"DELETE": Route(topics.drop, DELETE),
-        b"POST": Route(records.write, WRITE, (JSON_TYPE, LINES_TYPE), bound=_has_too_many_records),
+        b"POST": Route(records.write, WRITE, (JSON_TYPE, LINES_TYPE), exceeds_count=_has_too_many_records),
     },
     b"raw": {b"POST": Route(records.write_raw, WRITE, (ANY_TYPE,))},
     b"records": {b"GET": Route(records.read, READ, is_read=True)},
@@ -122,7 +122,7 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"deleted": {b"GET": Route(records.deleted, READ, is_read=True)},
     b"tags": {b"GET": Route(records.tags, READ, is_read=True)},
     b"last": {b"GET": Route(records.last, READ, is_read=True)},
-    # An empty claim is a 400 of the shard, with or without a content type.
+    # The shard answers an empty claim with 400, with or without a content type.
     b"claim": {b"POST": _json(queues.claim, READ_WRITE, empty_ok=True, is_read=True)},
     b"ack": {b"POST": _json(queues.ack, WRITE)},
     b"nack": {b"POST": _json(queues.nack, WRITE)},
@@ -136,13 +136,13 @@ _TOPIC: dict[bytes, dict[bytes, Route]] = {
     b"snapshots": {b"POST": _json(merges.pin, ADMIN, empty_ok=True)},
     b"transactions": {b"POST": _json(transactions.begin, WRITE)},
 }
-# What comes after a transaction's id.
+# Paths after a transaction id.
 _TRANSACTION: dict[bytes, dict[bytes, Route]] = {
-    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,), bound=_has_too_many_records)},
+    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,), exceeds_count=_has_too_many_records)},
     b"commit": {b"POST": Route(transactions.commit, WRITE, (JSON_TYPE,), body_max=PARTS_BODY)},
     b"abort": {b"POST": Route(transactions.abort, WRITE)},
 }
-# What comes after a consumer's name.
+# Paths after a consumer name.
 _CONSUMER: dict[bytes, dict[bytes, Route]] = {
     b"": {
         b"PUT": _json(consumers.put, ADMIN, empty_ok=True),
@@ -159,7 +159,7 @@ _CONSUMER: dict[bytes, dict[bytes, Route]] = {
     b"reset": {b"POST": _json(consumers.reset, ADMIN)},
     b"stream": {b"GET": Route(job_streams.stream, READ_WRITE, key_in_query=True)},
 }
-# What comes after a plan's id, and after a snapshot's.
+# Paths after a plan id and after a snapshot id.
 _PLAN: dict[bytes, dict[bytes, Route]] = {
     b"renew": {b"POST": _json(merges.renew, ADMIN)},
     b"commit": {b"POST": _json(merges.commit, ADMIN)},
@@ -169,7 +169,7 @@ _SNAPSHOT: dict[bytes, dict[bytes, Route]] = {
     b"": {b"DELETE": Route(merges.release, ADMIN)},
     b"renew": {b"POST": _json(merges.renew_pin, ADMIN, empty_ok=True)},
 }
-# What a topic has that has names of its own.
+# Named resources of a topic.
 _NESTED: dict[bytes, dict[bytes, dict[bytes, Route]]] = {
     b"consumers": _CONSUMER,
     b"consolidation": _PLAN,
@@ -181,25 +181,24 @@ _FORWARD: dict[bytes, Route] = {
     b"GET": Route(forwards.get, READ),
     b"DELETE": Route(forwards.drop, DELETE),
 }
-# A path for those who ask for HTML with GET, unknown to all others.
+# Only for GET requests that accept HTML; 404 for all others.
 _FRONT_PAGE: dict[bytes, Route] = {b"GET": Route(front_page.show, is_public=True)}
 _STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
 _TOPICS = b"/v0/topics/"
 _STREAMS = b"/v0/watch/"
 _FORWARDS = b"/v0/routers/"
-# What may be done at a path, the topic (or router, or session) and the consumer (or plan, or snapshot) that it names, and what comes
-# after the topic.
-Place: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
-PLACES_MAX = 4096
-PLACE_BYTES_MAX = 512
-_CLAIMING = (job_streams.work, job_streams.stream)  # a GET that leases jobs
+# Routes by method, name of the topic (or router, or session), name of the consumer (or plan, or snapshot), path after the topic.
+PathMatch: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
+PATHS_CACHED_MAX = 4096
+CACHED_PATH_BYTES_MAX = 512
+_CLAIMING = (job_streams.work, job_streams.stream)  # GETs that lease jobs
 _OTHER_SITES = (b"cross-site", b"same-site")
 _PREFLIGHT_HEAD = (
     b"Access-Control-Allow-Methods: GET, HEAD, POST, PUT, DELETE\r\n"
     b"Access-Control-Allow-Headers: Authorization, Content-Type, Content-Encoding, Idempotency-Key, Last-Event-ID, Topics-Strict, traceparent, tracestate\r\n"
     b"Access-Control-Max-Age: 600\r\n"
 )
-_ALWAYS = (health.health, health.ready, health.metrics)  # also while the server stops
+_ALWAYS = (health.health, health.ready, health.metrics)  # answered even while the server is stopping
 
 
 class Admission:
@@ -219,22 +218,22 @@ class Admission:
         )
         self._known_hosts = self._origins.known_hosts
         self._in_flight: dict[bytes, int] = {}  # requests by key
-        self._places: dict[bytes, Place] = {}  # paths that were seen before
-        self._packing_bytes = 0  # of answers that are being compressed
-        self.open = 0  # requests that wait for their answer
+        self._matches: dict[bytes, PathMatch] = {}  # cache, by path
+        self._compressing_bytes = 0
+        self.open = 0  # unanswered requests
 
-    def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
-        """What can be refused before the body is read."""
-        refused = self._screen(request, declared_bytes)
-        return self.let_read(request.origin, refused) if refused is not None else None
+    def check_head(self, request: Request, declared_bytes: int | None) -> Response | None:
+        """The error of a request that can be refused before its body is read."""
+        refused = self._check_head(request, declared_bytes)
+        return self.add_cors(request.origin, refused) if refused is not None else None
 
-    def let_read(self, origin: bytes, response: Response) -> Response:
-        """An answer that a page of this origin may read, if it is listed."""
+    def add_cors(self, origin: bytes, response: Response) -> Response:
+        """Add the CORS headers that let pages of a listed origin read the response."""
         if self._origins.has_cors:
             return replace(response, head=response.head + self._origins.cors_head(origin))
         return response
 
-    def _screen(self, request: Request, declared_bytes: int | None) -> Response | None:
+    def _check_head(self, request: Request, declared_bytes: int | None) -> Response | None:
         found = self._admit(request)
         if isinstance(found, Response):
             return found
@@ -256,11 +255,11 @@ class Admission:
             return
         route, call = found
         self.open += 1
-        respond = self._closing(route, call, respond)
+        respond = self._releasing(route, call, respond)
         if route.takes and (len(request.body) or not route.empty_ok):
             refused = self._check_media(request, route)
             if refused is None and request.content_encoding:
-                self._unpack(route, call, respond)
+                self._decompress(route, call, respond)
                 return
             if refused is None and len(request.body) > self._body_max(route):
                 refused = self.too_large(route)
@@ -279,9 +278,9 @@ class Admission:
             respond(_refusal(error))
         except Exception:
             logger.exception("a request failed")
-            respond(error_response("internal", "the request failed; the server's log says why"))
+            respond(error_response("internal", "the request failed; see the server's log"))
 
-    # -- who and where -------------------------------------------------------------------------------------
+    # -- authentication and routing ------------------------------------------------------------------------
 
     def _admit(self, request: Request) -> Response | tuple[Route, Call]:
         if request.origin or request.host not in self._known_hosts:
@@ -291,10 +290,10 @@ class Admission:
         path, method = request.path, request.method
         if method == b"HEAD":
             method = b"GET"
-        place = self._places.get(path)
-        if place is None:
-            place = self._find_place(path)
-        methods, topic, consumer, sub = place
+        match = self._matches.get(path)
+        if match is None:
+            match = self._match(path)
+        methods, topic, consumer, sub = match
         if methods is None and path == b"/" and method == b"GET" and lists(request.accept, b"text/html"):
             methods = _FRONT_PAGE
         route = methods.get(method) if methods is not None else None
@@ -308,17 +307,17 @@ class Admission:
             key = checked
         if route is None:
             return _no_route(request, methods)
-        if request.fetch_site and not self._keys and _leases_unseen(request, route):
-            return error_response("forbidden_origin", "a page of another site may not lease jobs")
+        if request.fetch_site and not self._keys and _is_blind_claim(request, route):
+            return error_response("forbidden_origin", "pages of other sites may not lease jobs")
         services = self._services
         if services.draining and route.endpoint not in _ALWAYS:
-            return error_response("shutting_down", "the server is stopping; try again after it is back")
+            return error_response("shutting_down", "the server is stopping; retry after it has restarted")
         if route.is_read and self._is_full:
-            return _too_many_answers()
+            return _too_many_buffered()
         return route, Call(request, topic, key, services, consumer)
 
     def _check_origin(self, request: Request) -> Response | None:
-        """A refusal by Host or Origin, or the answer to what a browser asks before a page's request."""
+        """The error for a wrong Host or Origin, or the response to a CORS preflight request."""
         refusal = self._origins.refusal(request.host, request.origin, is_websocket=request.wants_websocket)
         if refusal is not None:
             return error_response(*refusal)
@@ -333,7 +332,7 @@ class Admission:
 
         return answer
 
-    def _find_place(self, path: bytes) -> Place:
+    def _match(self, path: bytes) -> PathMatch:
         sub, topic, consumer = None, b"", b""
         if path.startswith(_TOPICS):
             name, _, sub = path[len(_TOPICS) :].partition(b"/")
@@ -344,24 +343,24 @@ class Admission:
                 routes = _NESTED[kind]
                 name, _, action = rest.partition(b"/")
                 consumer = unquote_to_bytes(name)
-            # A name is one segment, and `/v0/topics/x/` is no other spelling of `/v0/topics/x`.
-            known = topic and name and (action or not path.endswith(b"/"))
-            methods = routes.get(action) if known else None
+            # A name is one segment, and `/v0/topics/x/` is not the same as `/v0/topics/x`.
+            is_valid = topic and name and (action or not path.endswith(b"/"))
+            methods = routes.get(action) if is_valid else None
         elif path.startswith(_STREAMS):
-            topic = unquote_to_bytes(path[len(_STREAMS) :])  # the name of a session, in this case
+            topic = unquote_to_bytes(path[len(_STREAMS) :])  # here the id of a session
             methods = _STREAM if topic and b"/" not in topic else None
         elif path.startswith(_FORWARDS):
             name = path[len(_FORWARDS) :]
-            topic = unquote_to_bytes(name)  # the name of a router, in this case
+            topic = unquote_to_bytes(name)  # here the name of a router
             methods = _FORWARD if name and b"/" not in name else None
         else:
             methods = _FIXED.get(path)
-        place = methods, topic, consumer, sub
-        if len(self._places) >= PLACES_MAX:
-            self._places.clear()
-        if len(path) <= PLACE_BYTES_MAX:
-            self._places[path] = place
-        return place
+        match = methods, topic, consumer, sub
+        if len(self._matches) >= PATHS_CACHED_MAX:
+            self._matches.clear()
+        if len(path) <= CACHED_PATH_BYTES_MAX:
+            self._matches[path] = match
+        return match
 
     def _check_key(
         self, request: Request, route: Route | None, topic: bytes, unknown_sub: bytes | None
@@ -374,14 +373,14 @@ class Admission:
         if key is None and route is not None and route.key_in_query:
             key = self._key_in_query(request.query)
         if key is None:
-            refused = error_response("unauthorized", "send Authorization: Bearer with a key of this server")
+            refused = error_response("unauthorized", "send the header Authorization: Bearer with a valid key")
             refused.head += b"WWW-Authenticate: Bearer\r\n"
             return refused
         limit = self._services.settings.max_inflight_per_key
         if limit and self._in_flight.get(key.digest, 0) >= limit:
             return error_response(
                 "throttled",
-                "too many requests of this key at once",
+                "too many concurrent requests with this key",
                 {"limit": "max_inflight_per_key", "max": limit},
             )
         scopes = route.scopes if route is not None else WRITE if unknown_sub else ()
@@ -389,7 +388,7 @@ class Admission:
             if scope not in key.scopes:
                 return error_response("forbidden", f"this key lacks the scope {scope}")
         if topic and (scopes or route is not None) and not key.covers(topic.decode("utf-8", "replace")):
-            return error_response("forbidden", "this key may not use that name")
+            return error_response("forbidden", "this key may not access this name")
         return key
 
     def _find_key(self, authorization: bytes) -> ApiKey | None:
@@ -398,7 +397,7 @@ class Admission:
         return find_key(self._keys, authorization[7:].decode("utf-8", "replace").strip())
 
     def _key_in_query(self, query: bytes) -> ApiKey | None:
-        """For browsers, whose EventSource sends no headers of ours."""
+        """The key in the query, for EventSource in browsers, which cannot set headers."""
         return find_key(self._keys, parse_query(query).get("token", ""))
 
     # -- bodies --------------------------------------------------------------------------------------------
@@ -408,34 +407,37 @@ class Admission:
         if request.content_type.lower().startswith(route.takes):
             return None
         wanted = " or ".join(kind.decode() for kind in route.takes)
-        hint = "; or write the body as it is, to .../raw" if route.endpoint == records.write else ""
+        hint = "; or write the body as one record, to .../raw" if route.endpoint == records.write else ""
         return error_response("unsupported_media_type", f"set the header Content-Type: {wanted}{hint}")
 
-    def _unpack(self, route: Route, call: Call, respond: Respond) -> None:
+    def _decompress(self, route: Route, call: Call, respond: Respond) -> None:
         request, bytes_max = call.request, self._body_max(route)
         encoding = request.content_encoding.strip().lower()
         if encoding not in (b"gzip", b"x-gzip", b"identity"):
-            respond(error_response("unsupported_media_type", "the only Content-Encoding taken is gzip"))
+            respond(error_response("unsupported_media_type", "the only supported Content-Encoding is gzip"))
             return
 
-        packed = request.body
+        compressed = request.body
 
-        def unpack(most: int, done: Callable[[Body | None], None]) -> None:
-            is_large = most > GUNZIP_LARGE
-            if not self._offload(lambda: gunzip(packed, most), done, len(packed), is_large=is_large):
-                respond(error_response("throttled", "too many bodies wait to be unpacked", {"limit": "gzip"}))
+        def decompress(maximum: int, done: Callable[[Body | None], None]) -> None:
+            is_large = maximum > GUNZIP_LARGE
+            if not self._offload(
+                lambda: gunzip(compressed, maximum), done, len(compressed), is_large=is_large
+            ):
+                text = "too many bodies are waiting to be decompressed"
+                respond(error_response("throttled", text, {"limit": "gzip"}))
 
         def begun(body: Body | None) -> None:
             if body is None or len(body) <= GUNZIP_LARGE or bytes_max <= GUNZIP_LARGE:
-                unpacked(body)
-            elif route.bound is not None and route.bound(request, body):
+                decompressed(body)
+            elif route.exceeds_count is not None and route.exceeds_count(request, body):
                 respond(_refusal(too_many_records()))
             else:
-                unpack(bytes_max, unpacked)
+                decompress(bytes_max, decompressed)
 
-        def unpacked(body: Body | None) -> None:
+        def decompressed(body: Body | None) -> None:
             if body is None:
-                respond(error_response("invalid_request", "the body is not what gzip makes"))
+                respond(error_response("invalid_request", "the body is not valid gzip"))
             elif len(body) > bytes_max:
                 respond(self.too_large(route))
             else:
@@ -443,9 +445,9 @@ class Admission:
                 self._run(route, call, respond)
 
         if encoding == b"identity":
-            unpacked(packed)
+            decompressed(compressed)
         else:
-            unpack(min(bytes_max, GUNZIP_LARGE), begun)
+            decompress(min(bytes_max, GUNZIP_LARGE), begun)
 
     def _body_max(self, route: Route) -> int:
         return min(route.body_max, self._services.settings.max_body_bytes)
@@ -453,37 +455,39 @@ class Admission:
     def too_large(self, route: Route | None = None) -> Response:
         limit = self._services.settings.max_body_bytes if route is None else self._body_max(route)
         return error_response(
-            "payload_too_large", f"a body has at most {limit} bytes; send smaller batches", {"max": limit}
+            "payload_too_large",
+            f"a body may have at most {limit} bytes; send smaller batches",
+            {"max": limit},
         )
 
-    # -- answers -------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------
 
     @property
     def _is_full(self) -> bool:
-        return self._buffered_bytes() + self._packing_bytes > SLOW_READERS_BYTES_MAX
+        return self._buffered_bytes() + self._compressing_bytes > SLOW_READERS_BYTES_MAX
 
-    def _closing(self, route: Route, call: Call, respond: Respond) -> Respond:
-        """Give the places back that a request takes, when it is answered or its client has gone."""
+    def _releasing(self, route: Route, call: Call, respond: Respond) -> Respond:
+        """Count the request as in flight until it is answered or its client disconnects."""
         key = call.key
         if key is not None:
             self._in_flight[key.digest] = self._in_flight.get(key.digest, 0) + 1
-            call.request.release = self._place(key)
+            call.request.release = self._in_flight_release(key)
 
-        def closed(response: Response) -> None:
+        def answered(response: Response) -> None:
             self.open -= 1
             call.request.release()
-            # Only of reads: what a write has done is done, and a 429 would have it done again.
-            if route.is_read and len(response.body) >= LARGE_ANSWER and self._is_full:
-                response = _too_many_answers()
+            # Only for reads: a write is done, and a 429 would make the client repeat it.
+            if route.is_read and len(response.body) >= LARGE_RESPONSE and self._is_full:
+                response = _too_many_buffered()
             respond(response)
 
-        return closed
+        return answered
 
-    def _place(self, key: ApiKey) -> Callable[[], None]:
-        """One of the key's places; what is returned gives it back, once."""
+    def _in_flight_release(self, key: ApiKey) -> Callable[[], None]:
+        """A function that takes one request off the key's in-flight count, once."""
         held = True
 
-        def leave() -> None:
+        def release() -> None:
             nonlocal held
             if held:
                 held = False
@@ -493,32 +497,32 @@ class Admission:
                 else:
                     del self._in_flight[key.digest]
 
-        return leave
+        return release
 
     def _gzipped(self, respond: Respond) -> Respond:
         def answer(response: Response) -> None:
             body = response.body
             size = len(body)
-            if size < GZIP_FROM or response.content_type != JSON_TYPE or self._is_full:
+            if size < GZIP_BYTES_MIN or response.content_type != JSON_TYPE or self._is_full:
                 respond(response)
                 return
 
-            def packed(body: bytes | None) -> None:
-                self._packing_bytes -= size
+            def compressed(body: bytes | None) -> None:
+                self._compressing_bytes -= size
                 if body is not None:
                     response.body = body
                     response.head += b"Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n"
                 respond(response)
 
-            self._packing_bytes += size
-            if not self._offload(lambda: zlib.compress(body, 1, 31), packed):
-                packed(None)
+            self._compressing_bytes += size
+            if not self._offload(lambda: zlib.compress(body, 1, 31), compressed):
+                compressed(None)
 
         return answer
 
 
-def _leases_unseen(request: Request, route: Route) -> bool:
-    """A page of another site asks for jobs without an Origin, as by an image: it could not read them, but would hold them."""
+def _is_blind_claim(request: Request, route: Route) -> bool:
+    """A page of another site requests jobs without an Origin, for example as an image: it could not read them, but would lease them."""
     return route.endpoint in _CLAIMING and request.fetch_site in _OTHER_SITES and not request.origin
 
 
@@ -527,14 +531,16 @@ def _refusal(error: TopicsError) -> Response:
     return Response(status, body, JSON_TYPE, error_head(status))
 
 
-def _too_many_answers() -> Response:
-    return error_response("throttled", "too many answers wait for slow readers", {"limit": "buffered"})
+def _too_many_buffered() -> Response:
+    return error_response(
+        "throttled", "too many responses are buffered for slow clients", {"limit": "buffered"}
+    )
 
 
 def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:
     if methods is None:
         response = error_response(
-            "not_found", "there is nothing at this path; GET /v0/openapi.json lists all"
+            "not_found", "this path does not exist; GET /v0/openapi.json lists all paths"
         )
         if request.path == b"/":
             response.head += front_page.VARY
@@ -550,7 +556,7 @@ def _no_route(request: Request, methods: dict[bytes, Route] | None) -> Response:
 
 
 def lists(accepted: bytes, name: bytes) -> bool:
-    """Whether a header of the Accept family lists this name, and not with the weight of 0 that means "anything but this"."""
+    """Whether an Accept or Accept-Encoding header lists this name with a weight above 0."""
     accepted = accepted.lower()
     if name not in accepted:
         return False
@@ -562,26 +568,26 @@ def lists(accepted: bytes, name: bytes) -> bool:
 
 
 def gunzip(body: Body, bytes_max: int) -> memoryview | None:
-    """The decoded body, one byte longer than allowed at most; None when it is not gzip, or not all of it.
+    """The decompressed body, at most one byte longer than `bytes_max`; None if it is not valid gzip, or truncated.
 
-    It may have several members, as what `cat a.gz b.gz` makes; RFC 1952, 2.2.
+    It may have several members, like the output of `cat a.gz b.gz`; RFC 1952, 2.2.
     """
     decoded = bytearray()
-    unzip, members, at, is_whole = zlib.decompressobj(31), 1, 0, True
-    while at < len(body) or not is_whole:
+    unzip, members, at, is_drained = zlib.decompressobj(31), 1, 0, True
+    while at < len(body) or not is_drained:
         if unzip.eof:
             unzip, members = zlib.decompressobj(31), members + 1
-        # In parts, because what comes after a member is copied.
+        # In parts, because zlib copies the input after the end of a member.
         part = body[at : at + GUNZIP_BYTES]
         try:
-            unpacked = unzip.decompress(part, min(GUNZIP_SLICE, bytes_max + 1 - len(decoded)))
+            output = unzip.decompress(part, min(GUNZIP_SLICE, bytes_max + 1 - len(decoded)))
         except zlib.error:
             return None
-        decoded += unpacked
+        decoded += output
         if len(decoded) > bytes_max:
             break
         if members > GUNZIP_MEMBERS_MAX:
             return None
         at += len(part) - len(unzip.unused_data) - len(unzip.unconsumed_tail)
-        is_whole = unzip.eof or len(unpacked) < GUNZIP_SLICE  # else zlib may hold more without further input
+        is_drained = unzip.eof or len(output) < GUNZIP_SLICE  # otherwise zlib may have more output
     return memoryview(decoded) if unzip.eof or len(decoded) > bytes_max else None

@@ -1,4 +1,4 @@
-"""What an endpoint gets beside the request, and what it may use."""
+"""Context of an endpoint call, and helpers to send requests to shards."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from topics.system.settings import Settings
 FRAMES_TYPE = b"application/vnd.topics.frames"
 JSON_TYPE = b"application/json"
 LINES_TYPE = b"application/x-ndjson"
-ANY_TYPE = b""  # every content type begins with it
+ANY_TYPE = b""  # a prefix of every content type
 CATALOG_SHARD = 0
 
 
 @dataclass(slots=True)
 class Services:
-    """What endpoints may use of the front."""
+    """The parts of a front that endpoints use."""
 
     core: PendingRequests
     settings: Settings
@@ -36,16 +36,16 @@ class Services:
     started_us: int
     draining: bool = False
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
-    # What streams need; see `open_desk`.
+    # Set by `start_streams`.
     later: Later = field(init=False)
-    desk: StreamService = field(init=False)
+    streams: StreamService = field(init=False)
     pressure: Callable[[], float] = lambda: 0.0  # of this front
 
-    def open_desk(self, later: Later, wall_ms: Callable[[], int]) -> None:
-        """From here on streams can be opened. `later` calls something after so many microseconds."""
+    def start_streams(self, later: Later, wall_ms: Callable[[], int]) -> None:
+        """Create the stream service. `later` calls a function after a number of microseconds."""
         self.later = later
         fanout = Fanout(self.core, self.now_us, later)
-        self.desk = StreamService(
+        self.streams = StreamService(
             self.core, fanout, self.settings, now_us=self.now_us, wall_ms=wall_ms, later=later
         )
 
@@ -53,14 +53,14 @@ class Services:
 @dataclass(slots=True)
 class Call:
     request: Request
-    topic: bytes  # percent-decoded; empty where the route names none
+    topic: bytes  # or router, session; percent-decoded; empty if the route has none
     key: ApiKey | None  # None: authentication is off
     services: Services
-    consumer: bytes = b""  # or plan, snapshot, transaction; percent-decoded; empty where the route names none
+    consumer: bytes = b""  # or plan, snapshot, transaction; percent-decoded; empty if the route has none
 
     @property
     def is_strict(self) -> bool:
-        """Whether unknown fields of the body are an error."""
+        """Whether unknown fields in the body are an error."""
         return self.request.strict == b"1" or self.services.settings.strict_requests
 
     @property
@@ -82,7 +82,7 @@ def from_reply(reply: wire.Reply) -> Response:
 
 
 def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:
-    """Pass the request to the shard that owns the topic, and its answer back."""
+    """Send the request to the shard that owns the topic, and respond with its reply."""
     core, request = call.services.core, call.request
     if call.is_strict:
         flags |= wire.STRICT
@@ -99,20 +99,20 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
         lambda reply: respond(from_reply(reply)),
     )
     if number and op in POLLS:
-        leave = request.release
+        release = request.release
 
-        def forget() -> None:
-            leave()
-            if op == wire.CLAIM:  # while it waits it has a place there, and takes what comes for nobody
-                core.tell(shard, wire.CANCEL_CLAIM, number, call.topic, encoded)
+        def cancel() -> None:
+            release()
+            if op == wire.CLAIM:  # a waiting claim would still lease a job
+                core.notify(shard, wire.CANCEL_CLAIM, number, call.topic, encoded)
             else:
-                core.forget(shard, number)
+                core.cancel(shard, number)
 
-        request.release = forget
+        request.release = cancel
 
 
 def ask_catalog(call: Call, op: int, respond: Respond, args: wire.Args) -> None:
-    """Pass the request to the shard that keeps what spans shards, and its answer back."""
+    """Send the request to the shard that holds the catalog, and respond with its reply."""
     request = call.request
     call.services.core.send(
         CATALOG_SHARD,
@@ -129,7 +129,7 @@ def ask_catalog(call: Call, op: int, respond: Respond, args: wire.Args) -> None:
 def ask_all(
     call: Call, op: int, done: Callable[[list[wire.Reply]], None], args: wire.Args | None = None
 ) -> None:
-    """Ask every shard; `done` gets their answers in the order of the shards."""
+    """Send a request to every shard; `done` gets the replies in the order of the shards."""
     core = call.services.core
     encoded = wire.encode_args(args) if args is not None else b""
     replies: dict[int, wire.Reply] = {}
@@ -144,5 +144,5 @@ def ask_all(
 
 
 def key_prefixes(call: Call) -> list[str] | None:
-    """The names that the key is bound to; None when it is not."""
+    """The prefixes that the key is limited to; None if it is not."""
     return list(call.key.prefixes) if call.key is not None and call.key.prefixes else None

@@ -1,1 +1,1 @@
-"""Open streams of this front, and fan-out of new records to them."""
+"""Open streams and WebSockets of a front, and fan-out of new records to them."""

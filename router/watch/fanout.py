@@ -1,9 +1,9 @@
-"""Who watches what through this front, and how news reach them. Pure: no socket, no clock, no disk.
+"""Fan-out of new records to the watchers of a front. No sockets, no clock, no disk.
 
-A feed's page is a hint. A sub that stands where the page begins takes it, as the same bytes that all others get; one that
-stands elsewhere reads for itself from its own cursor, and joins the feed where the two meet. So nothing is missed or
-repeated, whatever is lost or late: a page that never came just makes a sub read. A watcher that does not take what was
-written to it stops taking pages; it holds no more memory than its connection's buffer, and reads on when that is empty.
+A page of a feed is a hint. A subscription whose cursor is at the start of the page gets it, as the same bytes as all
+others; any other one reads from its own cursor until it reaches the feed. So nothing is missed or repeated, whatever is
+lost or late: after a lost page, subscriptions just read. A watcher whose client does not read gets no more pages. It uses
+no more memory than its connection's buffer, and continues with reads when that is empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from router.watch.watchers import (
     READING,
     RETRY_US,
     WAITING,
-    NameWatchShare,
+    SharedNameWatch,
     SharedPage,
     Subscription,
     TopicFeed,
@@ -44,14 +44,16 @@ from topics.link.watch import (
 )
 
 READS_PER_WATCHER = 4
-READING_BYTES_MAX = 64 << 20  # of pages that were asked for and have not come
-# When clients leave so much where it is, pages are small, whatever was asked for: a client that takes nothing keeps the
-# page that it was sent.
+READING_BYTES_MAX = 64 << 20  # maximum size of the pages of all reads in progress
+# When clients have this many unread bytes, pages are small whatever they have requested: a client that does not read keeps
+# the last page in memory.
 BUFFERED_BYTES_MAX = 64 << 20
 SMALL_PAGE_BYTES = 64 * 1024
 RETRY_MAX_US = 1_000_000
 
-Later: TypeAlias = Callable[[int, Callable[[], None]], object]  # after so many microseconds
+Later: TypeAlias = Callable[
+    [int, Callable[[], None]], object
+]  # calls a function after a number of microseconds
 _names = msgspec.msgpack.Decoder(list[str]).decode
 
 
@@ -60,18 +62,18 @@ class Fanout:
         self.core = core
         self.now_us = now_us
         self.later = later
-        self.buffered_bytes: Callable[[], int] = lambda: 0  # that clients have not taken
-        self.stalled: dict[Watcher, int] = {}  # that take nothing, and since when
+        self.buffered_bytes: Callable[[], int] = lambda: 0  # unread by clients
+        self.stalled: dict[Watcher, int] = {}  # watchers whose clients do not read, and since when
         self.on_up: Callable[[int], None] = lambda shard: None
         self.on_down: Callable[[int], None] = lambda shard: None
         self.on_jobs: Callable[[int, wire.Reply], None] = lambda shard, reply: None
         self._feeds: dict[tuple[str, FeedOptions], TopicFeed] = {}
         self._by_number: dict[tuple[int, int], TopicFeed] = {}
         self._by_shard: list[dict[TopicFeed, None]] = [{} for _ in core.links]
-        self._shares: dict[tuple[str, tuple[str, ...] | None], NameWatchShare] = {}
-        self._shares_by_number: dict[tuple[int, int], NameWatchShare] = {}
+        self._name_watches: dict[tuple[str, tuple[str, ...] | None], SharedNameWatch] = {}
+        self._name_watches_by_number: dict[tuple[int, int], SharedNameWatch] = {}
         self._reading_bytes = 0
-        self._starved: deque[Watcher] = deque()
+        self._read_queue: deque[Watcher] = deque()
         self.on_end: Callable[[int], None] = lambda stream: None
         core.on_push = self._on_push
         core.on_up = self._on_up
@@ -80,7 +82,7 @@ class Fanout:
     def shard_of(self, topic: str) -> int:
         return shard_of(topic, len(self.core.links))
 
-    # -- what watchers do ----------------------------------------------------------------------------------
+    # -- called by watchers --------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -93,13 +95,13 @@ class Fanout:
         group: str | None = None,
         by_pattern: bool = False,
     ) -> None:
-        """Follow a topic from a cursor; what was followed of it before is replaced."""
+        """Follow a topic from a cursor. Replaces an existing subscription to it."""
         self.start(self.add(watcher, topic, cursor, epoch, by_pattern=by_pattern), options, group)
 
     def add(
         self, watcher: Watcher, topic: str, cursor: int, epoch: str | None = None, *, by_pattern: bool
     ) -> Subscription:
-        """A topic that will be followed. A watcher that names all of its topics in each event adds them all before it starts any."""
+        """Add a subscription without starting it. A stream whose event ids list all topics adds all before it starts any."""
         if topic in watcher.subs:
             self.unsubscribe(watcher, topic)
         sub = watcher.subs[topic] = Subscription(watcher, topic, cursor, epoch, by_pattern=by_pattern)
@@ -128,60 +130,62 @@ class Fanout:
         if sub is not None:
             self._end(sub)
 
-    def look_out(
+    def watch_names(
         self, watcher: Watcher, pattern: str, options: FeedOptions, group: str | None = None
     ) -> None:
-        """Follow all topics that match the pattern, now and later."""
+        """Follow all existing and future topics that match the pattern."""
         prefixes = watcher.prefixes
         key = pattern, tuple(prefixes) if prefixes is not None else None
-        share = self._shares.get(key)
-        if share is None:
-            share = self._shares[key] = NameWatchShare(pattern, prefixes)
+        name_watch = self._name_watches.get(key)
+        if name_watch is None:
+            name_watch = self._name_watches[key] = SharedNameWatch(pattern, prefixes)
             for shard, link in enumerate(self.core.links):
                 if link.incarnation is not None:
-                    self._send_look_out(share, shard)
-        share.watchers[watcher] = options, group
-        if share not in watcher.look_outs:
-            watcher.look_outs.append(share)
-        for name in list(share.names):
-            self._found(watcher, name, options, group)
+                    self._send_watch_names(name_watch, shard)
+        name_watch.watchers[watcher] = options, group
+        if name_watch not in watcher.name_watches:
+            watcher.name_watches.append(name_watch)
+        for name in list(name_watch.names):
+            self._subscribe_match(watcher, name, options, group)
 
-    def stop_looking_out(self, watcher: Watcher, pattern: str) -> None:
-        """Nothing more by this pattern; what another one finds as well stays."""
-        share = next((share for share in watcher.look_outs if share.pattern == pattern), None)
-        if share is None:
+    def unwatch_names(self, watcher: Watcher, pattern: str) -> None:
+        """Remove a pattern, and the topics that no other pattern of the watcher matches."""
+        name_watch = next(
+            (name_watch for name_watch in watcher.name_watches if name_watch.pattern == pattern), None
+        )
+        if name_watch is None:
             return
-        watcher.look_outs.remove(share)
-        for name in share.names:
+        watcher.name_watches.remove(name_watch)
+        for name in name_watch.names:
             sub = watcher.subs.get(name)
-            if sub is not None and sub.by_pattern and all(name not in s.names for s in watcher.look_outs):
+            if sub is not None and sub.by_pattern and all(name not in s.names for s in watcher.name_watches):
                 self.unsubscribe(watcher, name)
-        self._leave_share(watcher, share)
+        self._leave_name_watch(watcher, name_watch)
 
     def close(self, watcher: Watcher) -> None:
-        """The watcher is gone."""
+        """Remove a watcher."""
         watcher.is_closed = True
         self.stalled.pop(watcher, None)
         for sub in watcher.subs.values():
             self._end(sub)
         watcher.behind.clear()
-        for share in watcher.look_outs:
-            self._leave_share(watcher, share)
-        watcher.look_outs = []
+        for name_watch in watcher.name_watches:
+            self._leave_name_watch(watcher, name_watch)
+        watcher.name_watches = []
 
     def drained(self, watcher: Watcher) -> None:
-        """Its connection has taken what was written."""
+        """The watcher's connection has room again."""
         self.stalled.pop(watcher, None)
         for sub in list(watcher.holding):
             if sub.feed is not None:
-                self._hand_on_held(sub, sub.feed)
+                self._deliver_held(sub, sub.feed)
         self._pump(watcher)
 
     # -- feeds ---------------------------------------------------------------------------------------------
 
     def _follow(self, feed: TopicFeed) -> None:
         if self.core.links[feed.shard].incarnation is None:
-            return  # when it is up
+            return  # done when the worker is up
         sub = next(iter(feed.waiting), None)
         if sub is not None and feed.group is not None:
             body = encode(Follow(feed.options, feed.group, sub.cursor, sub.seen, sub.epoch))
@@ -203,9 +207,9 @@ class Fanout:
 
     def _followed(self, feed: TopicFeed, reply: wire.Reply) -> None:
         if not feed.waiting and not feed.live:
-            return  # nobody wants it any more
+            return  # no subscription is left
         if reply.status == 404:
-            self._topic_gone(feed)
+            self._topic_deleted(feed)
             return
         if reply.status != 200:
             self._follow_later(feed)
@@ -218,11 +222,11 @@ class Fanout:
             if feed.group is not None:
                 sub.state = LIVE
                 feed.live[sub] = None
-                sub.fresh = False
+                sub.is_new = False
                 _set_epoch(sub, page.epoch)
-                if page.caught_up and sub.owes_caught_up:
-                    sub.owes_caught_up = False
-                    sub.watcher.tell_caught_up(sub, page.head_seq)
+                if page.caught_up and sub.caught_up_due:
+                    sub.caught_up_due = False
+                    sub.watcher.write_caught_up(sub, page.head_seq)
             else:
                 self._catch_up(sub, feed)
 
@@ -231,7 +235,7 @@ class Fanout:
         feed.retry_us = min(2 * delay_us, RETRY_MAX_US)
 
         def again() -> None:
-            # With another number it was followed since, by a restart of its shard.
+            # Another number: the feed was requested again since, after a restart of its shard.
             is_due = feed.position is None and feed.number == number
             if is_due and feed in self._by_shard[feed.shard]:
                 self._follow(feed)
@@ -239,39 +243,39 @@ class Fanout:
         self.later(delay_us, again)
 
     def _drop_feed(self, feed: TopicFeed) -> None:
-        """Nobody follows it any more."""
+        """Drop a feed without subscriptions."""
         self._by_shard[feed.shard].pop(feed, None)
         if self._feeds.get((feed.topic, feed.options)) is feed:
             del self._feeds[feed.topic, feed.options]
         if feed.number:
             self._by_number.pop((feed.shard, feed.number), None)
-            self.core.tell(feed.shard, wire.UNFOLLOW, feed.number)
+            self.core.notify(feed.shard, wire.UNFOLLOW, feed.number)
             feed.number = 0
 
     def _on_push(self, shard: int, reply: wire.Reply) -> None:
         feed = self._by_number.get((shard, reply.id))
         if feed is not None:
             if reply.kind == wire.FEED:
-                self._news(feed, reply)
+                self._on_page(feed, reply)
             elif reply.status == 404:
-                self._topic_gone(feed)
-            else:  # the shard cannot feed it now
+                self._topic_deleted(feed)
+            else:  # the shard cannot serve the feed now
                 self._feed_lost(feed)
                 self._follow_later(feed)
         elif reply.kind == wire.NEW_TOPIC:
-            share = self._shares_by_number.get((shard, reply.id))
-            if share is not None:
-                self._share_found(share, bytes(reply.body).decode(), is_new=True)
+            name_watch = self._name_watches_by_number.get((shard, reply.id))
+            if name_watch is not None:
+                self._name_found(name_watch, bytes(reply.body).decode(), is_created=True)
         elif reply.kind == wire.JOBS:
             self.on_jobs(shard, reply)
         elif reply.kind == wire.END_STREAM:
             self.on_end(reply.id)
 
-    def _news(self, feed: TopicFeed, reply: wire.Reply) -> None:
+    def _on_page(self, feed: TopicFeed, reply: wire.Reply) -> None:
         page = read_page_head(reply.head)
-        news = SharedPage(feed.topic.encode(), page, bytes(reply.body))
+        shared = SharedPage(feed.topic.encode(), page, bytes(reply.body))
         if feed.group is not None:
-            self._dealt(feed, news)
+            self._on_group_page(feed, shared)
             return
         from_seq = page.from_seq
         feed.position, feed.is_at_head = page.to_seq, page.caught_up
@@ -283,72 +287,72 @@ class Fanout:
                 self._fall_behind(sub)
                 self.stalled.setdefault(watcher, self.now_us())
             elif sub.cursor == from_seq:
-                self._take(sub, news)
-            elif sub.cursor != page.to_seq:  # else it has read that already
+                self._deliver(sub, shared)
+            elif sub.cursor != page.to_seq:  # otherwise it has read these records already
                 self._fall_behind(sub)
                 self._pump(watcher)
-        self.core.tell(feed.shard, wire.FEED_ACK, feed.number)
+        self.core.notify(feed.shard, wire.FEED_ACK, feed.number)
 
     @staticmethod
-    def _take(sub: Subscription, news: SharedPage) -> None:
-        """Pass a page on; after one without records that reaches the head there is still that to be said."""
-        sub.watcher.take(sub, news)
-        if news.caught_up and sub.owes_caught_up:
-            sub.owes_caught_up = False
-            sub.watcher.tell_caught_up(sub, news.head_seq)
+    def _deliver(sub: Subscription, shared: SharedPage) -> None:
+        """Write a page, and `caught_up` after a page without records that reaches the head."""
+        sub.watcher.write_page(sub, shared)
+        if shared.caught_up and sub.caught_up_due:
+            sub.caught_up_due = False
+            sub.watcher.write_caught_up(sub, shared.head_seq)
 
-    def _dealt(self, feed: TopicFeed, news: SharedPage) -> None:
-        """A page for one member of a group. One that cannot take it leaves it here, to go back should it leave."""
+    def _on_group_page(self, feed: TopicFeed, shared: SharedPage) -> None:
+        """A page for a member of a group. It is held if the member has no room, and returned to the group if the member leaves."""
         for sub in list(feed.live):
             if sub.held or sub.watcher.is_full:
-                sub.held.append(news)
+                sub.held.append(shared)
                 sub.watcher.holding[sub] = None
                 self.stalled.setdefault(sub.watcher, self.now_us())
             else:
-                self._hand_on(sub, feed, news)
+                self._deliver_to_member(sub, feed, shared)
 
-    def _hand_on(self, sub: Subscription, feed: TopicFeed, news: SharedPage) -> None:
-        """From here on nobody else gets it."""
-        sub.seen = news.to_seq
-        self._take(sub, news)
+    def _deliver_to_member(self, sub: Subscription, feed: TopicFeed, shared: SharedPage) -> None:
+        """Write a page to a member of a group, and acknowledge it: no other member gets it from now on."""
+        sub.seen = shared.to_seq
+        self._deliver(sub, shared)
         if feed.number:
-            self.core.tell(feed.shard, wire.FEED_ACK, feed.number)
+            self.core.notify(feed.shard, wire.FEED_ACK, feed.number)
 
-    def _hand_on_held(self, sub: Subscription, feed: TopicFeed) -> None:
+    def _deliver_held(self, sub: Subscription, feed: TopicFeed) -> None:
         while sub.held and not sub.watcher.is_full:
-            self._hand_on(sub, feed, sub.held.popleft())
+            self._deliver_to_member(sub, feed, sub.held.popleft())
         if not sub.held:
             sub.watcher.holding.pop(sub, None)
         else:
             self.stalled.setdefault(sub.watcher, self.now_us())
 
-    def _topic_gone(self, feed: TopicFeed) -> None:
+    def _topic_deleted(self, feed: TopicFeed) -> None:
         feed.position = None
         gone = [*feed.live, *feed.waiting]
         for sub in gone:
-            self._sub_gone(sub)
+            self._end_deleted(sub)
         if feed in self._by_shard[feed.shard]:
             self._drop_feed(feed)
         for sub in gone:
-            if sub.renewed is not None and sub.watcher in sub.renewed.watchers:
-                sub.renewed.names[sub.topic] = None
-                self._found(sub.watcher, sub.topic, *sub.renewed.watchers[sub.watcher])
+            if sub.recreated_by is not None and sub.watcher in sub.recreated_by.watchers:
+                sub.recreated_by.names[sub.topic] = None
+                self._subscribe_match(sub.watcher, sub.topic, *sub.recreated_by.watchers[sub.watcher])
 
-    def _sub_gone(self, sub: Subscription) -> None:
+    def _end_deleted(self, sub: Subscription) -> None:
         watcher = sub.watcher
-        for share in watcher.look_outs:
-            share.names.pop(sub.topic, None)
+        for name_watch in watcher.name_watches:
+            name_watch.names.pop(sub.topic, None)
         if watcher.is_closed or watcher.subs.get(sub.topic) is not sub or sub.state is ENDED:
             return
-        untouched = sub.by_pattern and sub.fresh and sub.state is WAITING
+        untouched = sub.by_pattern and sub.is_new and sub.state is WAITING
         self._end(sub)
         if untouched:
-            del watcher.subs[sub.topic]  # it was gone before anybody saw it
+            del watcher.subs[sub.topic]  # the client has never seen it
         else:
-            watcher.tell_gone(sub)
+            watcher.write_topic_deleted(sub)
 
     def _end(self, sub: Subscription) -> None:
-        """Nothing more of this topic for this watcher."""
+        """End a subscription, and release its feed."""
         feed, sub.state = sub.feed, ENDED
         sub.watcher.behind.pop(sub, None)
         sub.watcher.holding.pop(sub, None)
@@ -359,23 +363,23 @@ class Fanout:
         feed.live.pop(sub, None)
         feed.waiting.pop(sub, None)
         if sub.read:
-            self.core.forget(feed.shard, sub.read)
+            self.core.cancel(feed.shard, sub.read)
         if not feed.live and not feed.waiting:
             self._drop_feed(feed)
 
     # -- catching up ---------------------------------------------------------------------------------------
 
     def _catch_up(self, sub: Subscription, feed: TopicFeed) -> None:
-        """Let it join the feed if it stands there; else it has to be read for."""
-        feed.live.setdefault(sub)  # also while it is read for: it keeps the feed
+        """Make a subscription live if its cursor is at the feed's position; otherwise read until it is."""
+        feed.live.setdefault(sub)  # also while it reads, to keep the feed
         if sub.epoch is None:
             _set_epoch(sub, feed.epoch)
-        if _stands_at(sub, feed):
+        if _is_at(sub, feed):
             sub.state = LIVE
-            sub.fresh = False
-            if sub.owes_caught_up and feed.is_at_head:  # else its next pages say so
-                sub.owes_caught_up = False
-                sub.watcher.tell_caught_up(sub, sub.cursor)
+            sub.is_new = False
+            if sub.caught_up_due and feed.is_at_head:  # otherwise with one of the next pages
+                sub.caught_up_due = False
+                sub.watcher.write_caught_up(sub, sub.cursor)
         else:
             self._fall_behind(sub)
             self._pump(sub.watcher)
@@ -387,15 +391,15 @@ class Fanout:
             sub.watcher.behind[sub] = None
 
     def _pump(self, watcher: Watcher) -> None:
-        """Begin what reads the watcher has room for."""
+        """Start as many reads as the watcher has room for."""
         while watcher.behind and watcher.reads < READS_PER_WATCHER:
             if watcher.is_full:
                 self.stalled.setdefault(watcher, self.now_us())
                 return
             if self._reading_bytes > READING_BYTES_MAX:
-                if not watcher.is_starved:
-                    watcher.is_starved = True
-                    self._starved.append(watcher)
+                if not watcher.is_queued:
+                    watcher.is_queued = True
+                    self._read_queue.append(watcher)
                 return
             sub = next(iter(watcher.behind))
             del watcher.behind[sub]
@@ -404,7 +408,7 @@ class Fanout:
     def _read(self, sub: Subscription) -> None:
         feed, watcher = sub.feed, sub.watcher
         assert feed is not None
-        if _stands_at(sub, feed):
+        if _is_at(sub, feed):
             self._catch_up(sub, feed)
             return
         sub.state = READING
@@ -417,124 +421,134 @@ class Fanout:
         body = encode(WatchRead(options, sub.cursor, sub.epoch))
         sub.read = -1
         number = self._ask(
-            feed.shard, wire.WATCH_READ, feed.topic.encode(), body, partial(self._was_read, sub, feed, cost)
+            feed.shard,
+            wire.WATCH_READ,
+            feed.topic.encode(),
+            body,
+            partial(self._read_replied, sub, feed, cost),
         )
-        if sub.read:  # else it is answered already
+        if sub.read:  # otherwise it was refused at once
             sub.read = number
 
-    def _was_read(self, sub: Subscription, feed: TopicFeed, cost: int, reply: wire.Reply) -> None:
+    def _read_replied(self, sub: Subscription, feed: TopicFeed, cost: int, reply: wire.Reply) -> None:
         watcher = sub.watcher
         watcher.reads -= 1
         self._reading_bytes -= cost
         refused_at_once, sub.read = sub.read == -1, 0
         if not watcher.is_closed:
             if sub.feed is feed:
-                self._read_ended(sub, feed, reply)
-            if not refused_at_once:  # else `_pump` has called, and goes on by itself
+                self._read_finished(sub, feed, reply)
+            if not refused_at_once:  # otherwise `_pump` is the caller, and continues by itself
                 self._pump(watcher)
         if not refused_at_once:
-            self._serve_starved()
+            self._start_queued_reads()
 
-    def _read_ended(self, sub: Subscription, feed: TopicFeed, reply: wire.Reply) -> None:
+    def _read_finished(self, sub: Subscription, feed: TopicFeed, reply: wire.Reply) -> None:
         if reply.status == 404:
-            self._sub_gone(sub)
+            self._end_deleted(sub)
             return
         if reply.status != 200:
             sub.state = WAITING
             feed.live.pop(sub, None)
             feed.waiting[sub] = None
-            if feed.position is not None:  # else it is taken up again when the feed is there
+            if feed.position is not None:  # otherwise it continues when the feed is established
                 self.later(RETRY_US, partial(self._try_again, sub, feed))
             return
         page = read_page_head(reply.head)
         sub.state = LIVE
         watcher = sub.watcher
         _set_epoch(sub, page.epoch, page.tombstone)
-        watcher.take(sub, SharedPage(feed.topic.encode(), page, bytes(reply.body)))
-        sub.fresh = False
+        watcher.write_page(sub, SharedPage(feed.topic.encode(), page, bytes(reply.body)))
+        sub.is_new = False
         if sub.feed is not feed:
-            return  # it was ended by what it took
-        if page.caught_up and sub.owes_caught_up:
-            sub.owes_caught_up = False
-            watcher.tell_caught_up(sub, page.head_seq)
+            return  # the page has ended the subscription
+        if page.caught_up and sub.caught_up_due:
+            sub.caught_up_due = False
+            watcher.write_caught_up(sub, page.head_seq)
         if feed.position is None:
             sub.state = WAITING
             feed.live.pop(sub, None)
             feed.waiting[sub] = None
         elif not page.caught_up or sub.cursor < feed.position:
             self._fall_behind(sub)
-        # Else it stands at the feed, or ahead of it, and the page that it has read already will find it there.
+        # Otherwise it is at the feed's position or ahead of it; a page that it has already read is skipped.
 
     def _try_again(self, sub: Subscription, feed: TopicFeed) -> None:
         if sub.feed is feed and sub in feed.waiting and feed.position is not None:
             del feed.waiting[sub]
             self._catch_up(sub, feed)
 
-    def _serve_starved(self) -> None:
-        while self._starved and self._reading_bytes <= READING_BYTES_MAX:
-            watcher = self._starved.popleft()
-            watcher.is_starved = False
+    def _start_queued_reads(self) -> None:
+        while self._read_queue and self._reading_bytes <= READING_BYTES_MAX:
+            watcher = self._read_queue.popleft()
+            watcher.is_queued = False
             if not watcher.is_closed:
                 self._pump(watcher)
 
     # -- patterns ------------------------------------------------------------------------------------------
 
-    def _send_look_out(self, share: NameWatchShare, shard: int) -> None:
+    def _send_watch_names(self, name_watch: SharedNameWatch, shard: int) -> None:
         number = self._ask(
             shard,
             wire.WATCH_NAMES,
             b"",
-            encode(NameWatch(share.pattern, share.prefixes)),
-            partial(self._looked_out, share, shard),
+            encode(NameWatch(name_watch.pattern, name_watch.prefixes)),
+            partial(self._names_replied, name_watch, shard),
         )
         if number:
-            share.numbers[shard] = number
-            self._shares_by_number[shard, number] = share
+            name_watch.numbers[shard] = number
+            self._name_watches_by_number[shard, number] = name_watch
 
-    def _looked_out(self, share: NameWatchShare, shard: int, reply: wire.Reply) -> None:
-        if not share.watchers:
+    def _names_replied(self, name_watch: SharedNameWatch, shard: int, reply: wire.Reply) -> None:
+        if not name_watch.watchers:
             return
         if reply.status == 200:
             for name in _names(reply.body):
-                if name not in share.names:  # else watchers have it, or do not want it any more
-                    self._share_found(share, name)
+                if name not in name_watch.names:  # otherwise watchers already follow it, or have unsubscribed
+                    self._name_found(name_watch, name)
         elif self.core.links[shard].incarnation is not None:
-            self.later(RETRY_US, partial(self._look_out_again, share, shard, share.numbers.get(shard)))
+            self.later(
+                RETRY_US, partial(self._watch_names_again, name_watch, shard, name_watch.numbers.get(shard))
+            )
 
-    def _look_out_again(self, share: NameWatchShare, shard: int, number: int | None) -> None:
-        if share.watchers and share.numbers.get(shard) == number and self.core.links[shard].incarnation:
-            self._send_look_out(share, shard)
+    def _watch_names_again(self, name_watch: SharedNameWatch, shard: int, number: int | None) -> None:
+        if (
+            name_watch.watchers
+            and name_watch.numbers.get(shard) == number
+            and self.core.links[shard].incarnation
+        ):
+            self._send_watch_names(name_watch, shard)
 
-    def _share_found(self, share: NameWatchShare, name: str, *, is_new: bool = False) -> None:
-        share.names[name] = None
-        for watcher, (options, group) in list(share.watchers.items()):
+    def _name_found(self, name_watch: SharedNameWatch, name: str, *, is_created: bool = False) -> None:
+        name_watch.names[name] = None
+        for watcher, (options, group) in list(name_watch.watchers.items()):
             known = watcher.subs.get(name)
-            if is_new and known is not None and known.state is not ENDED:
-                known.renewed = share  # that the old one is gone is still to come
-            self._found(watcher, name, options, group)
+            if is_created and known is not None and known.state is not ENDED:
+                known.recreated_by = name_watch  # the deletion of the old topic is not reported yet
+            self._subscribe_match(watcher, name, options, group)
 
-    def _found(self, watcher: Watcher, name: str, options: FeedOptions, group: str | None) -> None:
+    def _subscribe_match(self, watcher: Watcher, name: str, options: FeedOptions, group: str | None) -> None:
         known = watcher.subs.get(name)
         if watcher.is_closed or (known is not None and known.state is not ENDED):
             return
         if len(watcher.subs) >= STREAM_TOPICS_MAX:
-            watcher.tell_too_many(name)
+            watcher.write_too_many_topics(name)
             return
-        # One that ended here and was made again is another topic: all of it is new.
+        # A topic that ended here and was recreated is another topic: it starts at the beginning.
         cursor, epoch = (watcher.start_of(name), watcher.epoch_of(name)) if known is None else (0, None)
         self.subscribe(watcher, name, cursor, options, epoch=epoch, group=group, by_pattern=True)
 
-    def _leave_share(self, watcher: Watcher, share: NameWatchShare) -> None:
-        share.watchers.pop(watcher, None)
-        if share.watchers:
+    def _leave_name_watch(self, watcher: Watcher, name_watch: SharedNameWatch) -> None:
+        name_watch.watchers.pop(watcher, None)
+        if name_watch.watchers:
             return
-        prefixes = share.prefixes
-        self._shares.pop((share.pattern, tuple(prefixes) if prefixes is not None else None), None)
-        for shard, number in share.numbers.items():
-            self._shares_by_number.pop((shard, number), None)
-            self.core.tell(shard, wire.UNFOLLOW, number)
+        prefixes = name_watch.prefixes
+        self._name_watches.pop((name_watch.pattern, tuple(prefixes) if prefixes is not None else None), None)
+        for shard, number in name_watch.numbers.items():
+            self._name_watches_by_number.pop((shard, number), None)
+            self.core.notify(shard, wire.UNFOLLOW, number)
 
-    # -- shards come and go --------------------------------------------------------------------------------
+    # -- workers start and die -----------------------------------------------------------------------------
 
     def _feed_lost(self, feed: TopicFeed) -> None:
         feed.position = None
@@ -546,35 +560,35 @@ class Fanout:
                 del feed.live[sub]
                 sub.watcher.behind.pop(sub, None)
                 sub.state = WAITING
-                while sub.held:  # nobody is left to whom they could go back
-                    self._hand_on(sub, feed, sub.held.popleft())
+                while sub.held:  # the group at the shard is gone, so they cannot be returned
+                    self._deliver_to_member(sub, feed, sub.held.popleft())
                 sub.watcher.holding.pop(sub, None)
                 feed.waiting[sub] = None
 
     def _on_down(self, shard: int) -> None:
         for feed in list(self._by_shard[shard]):
             self._feed_lost(feed)
-        for share in self._shares.values():
-            number = share.numbers.pop(shard, None)
+        for name_watch in self._name_watches.values():
+            number = name_watch.numbers.pop(shard, None)
             if number is not None:
-                self._shares_by_number.pop((shard, number), None)
+                self._name_watches_by_number.pop((shard, number), None)
         self.on_down(shard)
 
     def _on_up(self, shard: int) -> None:
         for feed in list(self._by_shard[shard]):
             feed.retry_us = RETRY_US
             self._follow(feed)
-        for share in self._shares.values():
-            self._send_look_out(share, shard)
+        for name_watch in self._name_watches.values():
+            self._send_watch_names(name_watch, shard)
         self.on_up(shard)
 
 
-def _stands_at(sub: Subscription, feed: TopicFeed) -> bool:
-    """Whether the feed's next page is the sub's too."""
+def _is_at(sub: Subscription, feed: TopicFeed) -> bool:
+    """Whether the subscription's cursor is at the feed's position."""
     return sub.cursor == feed.position and sub.epoch == feed.epoch
 
 
 def _set_epoch(sub: Subscription, epoch: str, gone: Tombstone | None = None) -> None:
     if sub.epoch != epoch:
         before, sub.epoch = sub.epoch, epoch
-        sub.watcher.has_epoch(sub, before, gone)
+        sub.watcher.epoch_changed(sub, before, gone)

@@ -1,7 +1,7 @@
-"""One open stream of jobs: what a queue or a consumer hands out to one client, written as it comes from the shard.
+"""An open job stream: jobs of a queue or records of a consumer, pushed by the shard and written as server-sent events.
 
-A push that the client has no room for waits here, and is WORKED only when there is room again. So a client that takes
-nothing keeps PUSHES_AHEAD pushes and no more; after a while it is let go, and what it holds goes to others.
+A push is held while the client does not read, and acknowledged (JOBS_ACK) when there is room again. So at most
+PUSHES_AHEAD pushes are held for a client that does not read. After a while it is disconnected, and its jobs are redelivered.
 """
 
 from __future__ import annotations
@@ -38,81 +38,83 @@ class JobEventStream:
     heartbeat_us = HEARTBEAT_US
 
     def __init__(
-        self, desk: StreamService, shard: int, number: int, topic: str, on_closed: Callable[[], None]
+        self, service: StreamService, shard: int, number: int, topic: str, on_closed: Callable[[], None]
     ) -> None:
         self.shard = shard
-        self.number = number  # of its WORK
+        self.number = number  # of its OPEN_JOBS
         self.wrote_us = 0
         self.is_closed = False
-        self._desk = desk
+        self._service = service
         self._topic = topic
         self._on_closed = on_closed
         self._sink: Sink | None = None
         self._held: deque[bytes] = deque()
-        self._unworked = 0  # pushes that were written and have filled the client's buffer
-        self._farewell = b""
+        self._unacked = (
+            0  # pushes that were written but not acknowledged, because they filled the client's buffer
+        )
+        self._final_event = b""
 
-    # -- the connection's calls ----------------------------------------------------------------------------
+    # -- called by the connection --------------------------------------------------------------------------
 
     def opened(self, sink: Sink) -> None:
-        if self.is_closed:  # it was ended before it could begin
-            sink.write(sse.RETRY + self._farewell)
+        if self.is_closed:  # ended before it could start
+            sink.write(sse.RETRY + self._final_event)
             sink.close()
             return
         self._sink = sink
         self._write(sse.RETRY)
-        self._desk.jobs_opened(self)
-        self._pass_on()
+        self._service.job_stream_opened(self)
+        self._write_held()
 
     def drained(self) -> None:
-        self._desk.stalled.pop(self, None)
-        self._were_taken()
-        self._pass_on()
+        self._service.stalled.pop(self, None)
+        self._ack_written()
+        self._write_held()
 
     def closed(self) -> None:
-        self._leave()
+        self._detach()
         self._sink = None
         self._on_closed()
 
-    # -- the shard's ---------------------------------------------------------------------------------------
+    # -- called by the service -----------------------------------------------------------------------------
 
-    def take(self, reply: wire.Reply) -> None:
-        """A push, or the end."""
+    def receive(self, reply: wire.Reply) -> None:
+        """Process a push from the shard, or the error that ends the stream."""
         if reply.status == 200:
             self._held.append(bytes(reply.body))
-            self._pass_on()
+            self._write_held()
             return
         error = _error_body(reply.body).error
-        # The contract has numbers for what ends a stream of jobs for good.
+        # The API uses numbers for errors after which reconnecting is useless.
         code = reply.status if reply.status in (404, 409) else error.code
         self.end(sse.error(code, error.message, topic=self._topic))
 
-    def _pass_on(self) -> None:
+    def _write_held(self) -> None:
         sink = self._sink
         if sink is None or self.is_closed:
             return
         while self._held and not sink.is_full:
             self._write(self._held.popleft())
-            self._unworked += 1
+            self._unacked += 1
         if sink.is_full:
-            self._desk.stalled.setdefault(self, self._desk.now_us())
+            self._service.stalled.setdefault(self, self._service.now_us())
         else:
-            self._were_taken()
+            self._ack_written()
 
-    def _were_taken(self) -> None:
-        """What was written has left the client's buffer, or as good as."""
-        while self._unworked:
-            self._unworked -= 1
-            self._desk.jobs_passed_on(self)
+    def _ack_written(self) -> None:
+        """Acknowledge written pushes, when the client has room again."""
+        while self._unacked:
+            self._unacked -= 1
+            self._service.ack_jobs(self)
 
     def _write(self, text: bytes) -> None:
         if self._sink is not None:
             self._sink.write(text)
-            self.wrote_us = self._desk.now_us()
+            self.wrote_us = self._service.now_us()
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------
 
-    def beat(self, now_ms: int) -> None:
+    def heartbeat(self, now_ms: int) -> None:
         if self._sink is not None and not self._sink.is_full:
             self._write(sse.heartbeat(now_ms))
 
@@ -120,17 +122,17 @@ class JobEventStream:
         self.end(sse.error(code, message))
 
     def end(self, last: bytes) -> None:
-        """Close the stream; `last` is what it has to say."""
+        """Close the stream after writing `last`."""
         if self.is_closed:
             return
-        self._leave()
-        self._farewell = last
+        self._detach()
+        self._final_event = last
         if self._sink is not None:
             self._sink.write(last)
             self._sink.close()
 
-    def _leave(self) -> None:
+    def _detach(self) -> None:
         if not self.is_closed:
             self.is_closed = True
             self._held.clear()
-            self._desk.jobs_closed(self)
+            self._service.job_stream_closed(self)

@@ -1,7 +1,7 @@
-"""The ends of streams: where their bytes go, and how their owners hear of it.
+"""Sinks of streaming responses.
 
-The owner of a stream is called from `respond` or from the loop, never from within a call that it makes itself. So it may
-close sinks while it goes through its table of them.
+A stream is called from `respond` or from the event loop, never from within its own call to the sink. So it may close
+sinks while it iterates over them.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("topics.front")
 
-# A stream's owner parts with a client that takes nothing, in words; whoever does not take those either is cut.
+# A stream sends an error to a client that does not read, and closes. If that is not read either, the connection is aborted.
 STREAM_STALL_US = 60_000_000
 
 
-def abandon(response: Response) -> None:
-    """Nobody is there to take this response; whoever would have filled it hears so."""
+def discard(response: Response) -> None:
+    """Close the stream of a response that cannot be sent because the client has disconnected."""
     for stream in (response.stream, response.websocket):
         if stream is not None:
             stream.closed()
 
 
 def without_websocket(response: Response) -> Response:
-    """What a client gets that has not asked for a WebSocket, or not as the protocol demands."""
+    """The response, or an error in place of a WebSocket if the request was not a valid handshake."""
     if response.websocket is None:
         return response
-    abandon(response)
+    discard(response)
     return no_upgrade()
 
 
 def no_upgrade() -> Response:
     status = STATUS["invalid_request"]
-    body = error_body("invalid_request", "this is a WebSocket: ask for an upgrade, over HTTP/1.1")
+    body = error_body("invalid_request", "this path is a WebSocket; send an upgrade request over HTTP/1.1")
     return Response(status, body, head=error_head(status) + b"Sec-WebSocket-Version: 13\r\n")
 
 
 def discard_bytes(_data: bytes) -> None:
-    """What is written after the end."""
+    """`write` of a sink that is closed."""
 
 
 class OwnedSink(ABC):
-    """A sink, as its connection sees it: what happens to it is passed on to the stream's owner, and its end once."""
+    """Base class: passes the events of a connection on to the stream, and its end exactly once."""
 
-    __slots__ = ("_owner", "_told", "is_full")
+    __slots__ = ("_closed", "_owner", "is_full")
 
     def __init__(self, owner: Stream, *, is_full: bool) -> None:
         self._owner = owner
-        self._told = False  # that it is closed
+        self._closed = False  # `closed` was called
         self.is_full = is_full
 
     @property
     @abstractmethod
     def is_over(self) -> bool:
-        """Nothing more is taken."""
+        """Further writes are discarded."""
 
     @abstractmethod
-    def _take_no_more(self) -> None: ...
+    def _discard_writes(self) -> None: ...
 
     @abstractmethod
     def write(self, data: bytes, /) -> None: ...
@@ -76,7 +76,7 @@ class OwnedSink(ABC):
     @abstractmethod
     def abort(self) -> None: ...
 
-    # What the connection calls
+    # -- called by the connection --------------------------------------------------------------------------
 
     def open(self) -> None:
         try:
@@ -91,16 +91,16 @@ class OwnedSink(ABC):
             self._owner.drained()
 
     def lost(self) -> None:
-        self._take_no_more()
-        if not self._told:
-            self._told = True
+        self._discard_writes()
+        if not self._closed:
+            self._closed = True
             self._owner.closed()
 
 
 class ConnectionSink(OwnedSink):
-    """The sink that is a whole HTTP/1 connection, until it closes.
+    """A sink that writes to an HTTP/1 connection.
 
-    An event goes to a thousand of these, so `write` is the transport's own, for as long as that takes anything.
+    An event may go to a thousand of these, so `write` is the transport's own method until the sink is closed.
     """
 
     __slots__ = ("_connection", "write")
@@ -118,15 +118,15 @@ class ConnectionSink(OwnedSink):
     def is_over(self) -> bool:
         return self.write is discard_bytes
 
-    def _take_no_more(self) -> None:
+    def _discard_writes(self) -> None:
         self.write = discard_bytes
 
     def close(self) -> None:
-        self._take_no_more()
+        self._discard_writes()
         self._connection.end_stream()
         asyncio.get_running_loop().call_soon(self.lost)
 
     def abort(self) -> None:
-        self._take_no_more()
+        self._discard_writes()
         if self._connection.transport is not None:
             self._connection.transport.abort()

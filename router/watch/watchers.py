@@ -1,16 +1,16 @@
-"""Those who watch through a front, and what is known of each. What happens to them is `router.watch.fanout`'s.
+"""State of watchers, subscriptions and feeds. The logic is in `router.watch.fanout`.
 
-    Watcher   one client's stream: an event stream or a WebSocket
-    Sub       one topic of one watcher, and how far that watcher has come in it
-    Feed      one topic as the shard feeds it to this front, shared by all subs with the same options
+    Watcher        the stream of one client: an event stream or a WebSocket
+    Subscription   one topic of one watcher, with its cursor
+    TopicFeed      the feed of one topic from its shard, shared by all subscriptions with the same options
 
-A sub is in one of these states.
+States of a subscription:
 
-    WAITING   the feed is not there yet (its shard is starting)
-    BEHIND    to be read for, as soon as the watcher has room
-    READING   a read is under way
-    LIVE      takes the feed's pages
-    ENDED     nothing more comes of this topic
+    WAITING   the feed is not available yet (its shard is starting)
+    BEHIND    needs a read as soon as the watcher has room
+    READING   a read is in progress
+    LIVE      receives the pages of the feed
+    ENDED     the topic was deleted or unsubscribed
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from topics.link.watch import FeedOptions, FeedPage
 if TYPE_CHECKING:
     from router.watch.fanout import Fanout
 
-RETRY_US = 50_000  # until a shard that could not answer is asked again
+RETRY_US = 50_000  # delay before a failed request to a shard is repeated
 
 WAITING, BEHIND, READING, LIVE, ENDED = "waiting", "behind", "reading", "live", "ended"
 
 
 class SharedPage:
-    """A page as watchers take it. Texts that several of them get are made once."""
+    """A page for several watchers. Encodings shared by several watchers are cached in it."""
 
     __slots__ = (
-        "after_gap",  # where the records begin: from the page's own beginning, or behind the gap
         "caught_up",
         "count",
+        "encoded",  # by format
+        "from_seq",  # start of the records: after the gap, if there is one
         "head_seq",
         "records",
-        "texts",
         "to_seq",
         "tombstone",
         "topic",
@@ -49,16 +49,16 @@ class SharedPage:
         self.topic = topic
         gone: Tombstone | None = page.tombstone
         if gone is not None:
-            # Of a topic that was made again, or whose head went back, records come that lie below the end of the gap.
-            self.after_gap = gone.earliest_seq - 1
+            # Not the end of the gap: of a recreated topic, or one whose head went back, records below it follow.
+            self.from_seq = gone.earliest_seq - 1
         else:
-            self.after_gap = page.from_seq
+            self.from_seq = page.from_seq
         self.to_seq, self.head_seq = page.to_seq, page.head_seq
         self.count = page.count
         self.caught_up = page.caught_up
         self.tombstone = gone
         self.records = records
-        self.texts: dict[bytes, bytes] = {}
+        self.encoded: dict[bytes, bytes] = {}
 
 
 class TopicFeed:
@@ -82,9 +82,9 @@ class TopicFeed:
         self.shard = shard
         self.group = group
         self.number = 0
-        self.epoch = ""  # of the topic, once it is followed
-        self.position: int | None = None  # where the next page begins; None: it is not followed yet
-        self.is_at_head = False  # there was nothing more when its last page was read
+        self.epoch = ""  # of the topic, once the feed is established
+        self.position: int | None = None  # start of the next page; None: the feed is not established
+        self.is_at_head = False  # the last page reached the head
         self.live: dict[Subscription, None] = {}
         self.waiting: dict[Subscription, None] = {}
         self.retry_us = RETRY_US
@@ -93,15 +93,15 @@ class TopicFeed:
 class Subscription:
     __slots__ = (
         "by_pattern",
+        "caught_up_due",
         "cursor",
         "epoch",
         "feed",
-        "fresh",
         "held",
-        "owes_caught_up",
+        "is_new",
         "piece",
         "read",
-        "renewed",
+        "recreated_by",
         "seen",
         "state",
         "topic",
@@ -114,75 +114,74 @@ class Subscription:
         self.watcher = watcher
         self.topic = topic
         self.cursor = cursor
-        self.epoch = epoch  # that the cursor is of; None: it is not known, and that of the topic is taken
+        self.epoch = epoch  # of the cursor; None: unknown, the topic's epoch is assumed
         self.by_pattern = by_pattern
         self.state = WAITING
         self.feed: TopicFeed | None = None
-        self.fresh = True  # nothing was read since the stream opened
-        self.owes_caught_up = True
-        self.piece: bytes | None = None  # of the event id, while the cursor stays
-        self.read = 0  # number of the read that is under way
-        self.held: deque[SharedPage] = deque()  # pages of a group for which there was no room
-        self.seen = 0  # where it knows its group to have been: what it was dealt last
-        self.renewed: NameWatchShare | None = (
-            None  # has found a new topic of this name before this one was gone
-        )
+        self.is_new = True  # nothing was read since the stream opened
+        self.caught_up_due = True  # `caught_up` must be sent when the head is reached
+        self.piece: bytes | None = None  # of the event id, cached until the cursor moves
+        self.read = 0  # number of the read in progress
+        self.held: deque[SharedPage] = deque()  # pages of a group that wait for room
+        self.seen = 0  # last position of the group that is known here
+        # The name watch that reported a new topic of this name before the deletion of this one was reported.
+        self.recreated_by: SharedNameWatch | None = None
 
 
 class Watcher(ABC):
-    """One client's stream. Subclasses say how news are written."""
+    """The stream of one client. Subclasses encode pages and events."""
 
     def __init__(self, fanout: Fanout, prefixes: list[str] | None) -> None:
         self.fanout = fanout
         self.prefixes = prefixes
         self.subs: dict[str, Subscription] = {}
         self.behind: dict[Subscription, None] = {}
-        self.holding: dict[Subscription, None] = {}  # members of groups with pages that wait for room
+        self.holding: dict[Subscription, None] = {}  # group members with held pages
         self.reads = 0
-        self.look_outs: list[NameWatchShare] = []
+        self.name_watches: list[SharedNameWatch] = []
         self.is_closed = False
-        self.is_starved = False
+        self.is_queued = False
 
     @property
     @abstractmethod
     def is_full(self) -> bool: ...
 
     @abstractmethod
-    def take(self, sub: Subscription, news: SharedPage) -> None:
-        """Write a page. The cursor moves with it."""
+    def write_page(self, sub: Subscription, page: SharedPage) -> None:
+        """Write a page, and move the cursor."""
 
     @abstractmethod
-    def tell_caught_up(self, sub: Subscription, head_seq: int) -> None: ...
+    def write_caught_up(self, sub: Subscription, head_seq: int) -> None: ...
 
     @abstractmethod
-    def tell_gone(self, sub: Subscription) -> None:
+    def write_topic_deleted(self, sub: Subscription) -> None:
         """The topic was deleted."""
 
     @abstractmethod
-    def tell_too_many(self, topic: str) -> None:
-        """A topic that matches a pattern cannot be followed: there are too many."""
+    def write_too_many_topics(self, topic: str) -> None:
+        """A topic that matches a pattern is not followed, because the watcher has too many topics."""
 
     @abstractmethod
     def start_of(self, topic: str) -> int:
-        """Where to begin in a topic that a pattern has found."""
+        """The cursor at which a topic found by a pattern starts."""
 
     def epoch_of(self, topic: str) -> str | None:
-        """Of the cursor that `start_of` gives."""
+        """The epoch of the cursor returned by `start_of`."""
         return None
 
-    def has_epoch(self, sub: Subscription, before: str | None, gone: Tombstone | None) -> None:  # noqa: B027 - not all keep it
-        """The sub has come to another epoch; the page that tells of it, if it has to be told, follows."""
+    def epoch_changed(self, sub: Subscription, before: str | None, gone: Tombstone | None) -> None:  # noqa: B027 - not all keep it
+        """The subscription has moved to another epoch. If the client must be told, a page with a tombstone follows."""
 
     def ping(self) -> None:  # noqa: B027 - not every protocol has one
-        """A sign of life, where the protocol has one of its own."""
+        """Send a ping, if the protocol has one."""
 
     @abstractmethod
     def end_with(self, code: str, message: str) -> None:
-        """Close it, and say why."""
+        """Send an error and close."""
 
 
-class NameWatchShare:
-    """A pattern that watchers of this front share, and the names it has found."""
+class SharedNameWatch:
+    """A name pattern shared by watchers of this front, and the topic names that match."""
 
     __slots__ = ("names", "numbers", "pattern", "prefixes", "watchers")
 
@@ -191,4 +190,4 @@ class NameWatchShare:
         self.prefixes = prefixes
         self.names: dict[str, None] = {}
         self.watchers: dict[Watcher, tuple[FeedOptions, str | None]] = {}
-        self.numbers: dict[int, int] = {}  # by shard
+        self.numbers: dict[int, int] = {}  # of the WATCH_NAMES requests, by shard

@@ -142,7 +142,7 @@ class FrontWorld:
         self.connection.connection_lost(None)
         await self.settle()
         assert not self.core.in_flight, "a request is never answered"
-        assert not self.server.gate.open, "the gate waits for a request that is gone"
+        assert not self.server.admission.open, "the gate waits for a request that is gone"
         assert not self.server.connections and not self.server.stalled_bytes
         assert not self.server.receiving.held and not self.server._sending.held, "bytes are never given back"
         assert not self.failures, self.failures

@@ -72,10 +72,10 @@ class StreamGate:
         self.asked = asyncio.Event()
         self.echo: Admission | None = None  # has the requests for topics
 
-    def let_read(self, origin: bytes, response: Response) -> Response:
+    def add_cors(self, origin: bytes, response: Response) -> Response:
         return response
 
-    def screen(self, _request: Request, _declared: int | None) -> Response | None:
+    def check_head(self, _request: Request, _declared: int | None) -> Response | None:
         return None
 
     def handle(self, request: Request, respond: Respond) -> None:
@@ -99,8 +99,8 @@ class StreamGate:
 def stream_world(gate: Any = None) -> tuple[World, StreamGate]:
     world = World()
     gate = gate or StreamGate()
-    world.gate = gate
-    world.server.gate = gate
+    world.admission = gate
+    world.server.admission = gate
     world.server._aiohttp.request_handler = cast(
         Any, Handler(gate, world.server.receiving, 1 << 20, world.server.now_us)
     )
@@ -393,16 +393,16 @@ class Site:
     def __init__(self, gate: Any, *, body_bytes_max: int = 64 << 20) -> None:
         loop = asyncio.get_running_loop()
         services = Services(cast(Any, self), Settings(), lambda: int(loop.time() * 1e6), "0", 0)
-        self.gate = gate
+        self.admission = gate
         gate.open = 0
         self.server = Server(services, loop)
-        self.server.gate = gate
+        self.server.admission = gate
         self.server.receiving = ByteBudget(4 << 20)
         handler = Handler(gate, self.server.receiving, body_bytes_max, self.server.now_us)
         self.server._aiohttp.request_handler = cast(Any, handler)
         self.address: tuple[str, int] = ("", 0)
 
-    def end_reads(self, _before_us: int) -> None:
+    def end_polls(self, _before_us: int) -> None:
         """As the front's core."""
 
     async def __aenter__(self) -> Site:
@@ -423,10 +423,10 @@ class Site:
         return reader, writer
 
     async def watch(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Tap]:
-        self.gate.asked.clear()
+        self.admission.asked.clear()
         reader, writer = await self.connect(request)
-        await asyncio.wait_for(self.gate.asked.wait(), PATIENT_S)
-        tap = self.gate.taps[-1]
+        await asyncio.wait_for(self.admission.asked.wait(), PATIENT_S)
+        tap = self.admission.taps[-1]
         await tap.hears("opened")
         return reader, writer, tap
 
@@ -497,7 +497,7 @@ def test_input_is_ignored_and_a_reset_ends(new_loop: NewLoop) -> None:
                 await asyncio.wait_for(writer.drain(), PATIENT_S)
             tap.open_sink.write(b"still here")
             await asyncio.wait_for(reader.readuntil(b"still here"), PATIENT_S)
-            assert len(site.gate.handled) == 1
+            assert len(site.admission.handled) == 1
             writer.transport.abort()
             while "closed" not in tap.heard:
                 tap.open_sink.write(b"x" * 100)

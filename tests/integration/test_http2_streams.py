@@ -36,7 +36,7 @@ class Watch:
     def __init__(self, bench: Bench | None = None, path: str = "/s") -> None:
         self.bench = bench or Bench().meet()
         self.tap = Tap()
-        self.bench.gate.answers[path.encode()] = Response(
+        self.bench.admission.answers[path.encode()] = Response(
             200, b"", b"text/event-stream", b"X-A: b\r\nConnection: close\r\n", stream=self.tap
         )
         self.id = self.bench.client.request(path)
@@ -110,7 +110,7 @@ def test_fields_that_a_stream_needs_reach_the_gate() -> None:
         bench = Bench().meet()
         bench.client.request("/echo", last_event_id="1-2")
         bench.run()
-        assert bench.gate.handled[0].last_event_id == b"1-2"
+        assert bench.admission.handled[0].last_event_id == b"1-2"
         return bench
 
     run(test)
@@ -120,12 +120,12 @@ def test_head_gets_the_head() -> None:
     async def test() -> Bench:
         bench = Bench().meet()
         tap = Tap()
-        bench.gate.answers[b"/s"] = Response(200, b"", b"text/event-stream", stream=tap)
+        bench.admission.answers[b"/s"] = Response(200, b"", b"text/event-stream", stream=tap)
         stream = bench.client.request("/s", method="HEAD")
         bench.run()
         late, late_tap = bench.client.request("/late", method="HEAD"), Tap()
         bench.run()
-        bench.gate.waiting.pop(b"/late")(Response(200, stream=late_tap))
+        bench.admission.waiting.pop(b"/late")(Response(200, stream=late_tap))
         bench.run()
         assert bench.client.got[late].ended and late_tap.heard == ["closed"]
         got = bench.client.got[stream]
@@ -140,7 +140,7 @@ def test_a_conversation_is_refused() -> None:
     async def test() -> Bench:
         bench = Bench().meet()
         tap = Tap()
-        bench.gate.answers[b"/ws"] = Response(200, websocket=tap)  # type: ignore[arg-type]
+        bench.admission.answers[b"/ws"] = Response(200, websocket=tap)  # type: ignore[arg-type]
         stream = bench.client.request("/ws")
         bench.run()
         got = bench.client.got[stream]
@@ -159,9 +159,9 @@ def test_a_client_that_went_early() -> None:
         bench.client.h2.reset_stream(bench.client.request("/reset"))
         bench.client.request("/lost")
         bench.run()
-        bench.gate.waiting.pop(b"/reset")(Response(200, stream=first))
+        bench.admission.waiting.pop(b"/reset")(Response(200, stream=first))
         bench.server.connection_lost()
-        bench.gate.waiting.pop(b"/lost")(Response(200, stream=second))
+        bench.admission.waiting.pop(b"/lost")(Response(200, stream=second))
         await rest()
         assert first.heard == second.heard == ["closed"]
         return bench
@@ -183,7 +183,7 @@ def test_the_end_of_the_client_ends_the_stream(how: str) -> None:
         elif how == "lost":
             bench.server.connection_lost()
         else:
-            bench.server.client_ended()
+            bench.server.eof_received()
         assert watch.tap.heard == ["opened", "closed"]
         watch.sink.write(b"late")
         watch.sink.close()
@@ -191,7 +191,7 @@ def test_the_end_of_the_client_ends_the_stream(how: str) -> None:
         await rest(3)
         assert b"late" not in b"".join(bench.transport.writes)
         if how != "lost":
-            bench.gate.waiting.pop(b"/waits")(Response(200, b"an answer with an end"))
+            bench.admission.waiting.pop(b"/waits")(Response(200, b"an answer with an end"))
             assert b"an answer with an end" in bench.transport.take()
         return bench
 
@@ -348,7 +348,7 @@ def test_a_stream_that_would_begin_while_the_server_stops() -> None:
         bench.client.request("/wait")
         bench.run()
         bench.server.drain()
-        bench.gate.waiting.pop(b"/wait")(Response(200, b"", b"text/event-stream", stream=tap))
+        bench.admission.waiting.pop(b"/wait")(Response(200, b"", b"text/event-stream", stream=tap))
         await rest(3)
         assert tap.heard == ["closed"] and bench.transport.closed
         return bench
@@ -365,7 +365,7 @@ def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> Bench:
         bench = Bench().meet()
         tap = Failing()
-        bench.gate.answers[b"/s"] = Response(200, stream=tap)
+        bench.admission.answers[b"/s"] = Response(200, stream=tap)
         stream = bench.client.request("/s")
         bench.run()
         await rest()

@@ -192,7 +192,7 @@ def test_frames_are_as_aiohttp_makes_them() -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site, talk(site) as client:
             for size in (0, 1, 124, 125, 126, 127, 65_534, 65_535, 65_536, 65_537):
-                site.gate.echo.open_sink.write(text_frame(b"a" * size))
+                site.admission.echo.open_sink.write(text_frame(b"a" * size))
                 assert await client.receive_str(timeout=PATIENT_S) == "a" * size
 
     run(test)
@@ -219,7 +219,7 @@ def test_fragments_with_pings_between_them(new_loop: NewLoop) -> None:
                 (TEXT, b"next"),
             ]
             client.writer.close()
-            await site.gate.echo.hears("closed")
+            await site.admission.echo.hears("closed")
 
     run_on(new_loop, test)
 
@@ -230,7 +230,7 @@ def test_what_comes_with_the_handshake_is_not_lost() -> None:
             client = await raw(site, frame(b"early") + frame(b"bird")[:3])
             assert await client.frame() == (TEXT, b"early")
             client.writer.close()
-            await site.gate.echo.hears("closed")
+            await site.admission.echo.hears("closed")
 
     run(test)
 
@@ -241,12 +241,12 @@ def test_much_that_comes_before_the_handshake_is_answered() -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = Raw(*await site.connect(handshake(b"/wait")))
-            await asyncio.wait_for(site.gate.asked.wait(), PATIENT_S)
+            await asyncio.wait_for(site.admission.asked.wait(), PATIENT_S)
             client.writer.write(frame(b"x" * 600_000) + frame(b"bye"))
             [connection] = site.server.connections
             while not connection._paused:
                 await asyncio.sleep(0)
-            site.gate.waiting.pop()()
+            site.admission.waiting.pop()()
             await client.head()
             assert await client.frame() == (TEXT, b"x" * 600_000)
             assert await client.frame() == (TEXT, b"goodbye")
@@ -267,8 +267,8 @@ def test_the_server_closes(new_loop: NewLoop) -> None:
             assert await client.receive_str(timeout=PATIENT_S) == "goodbye"
             end = await client.receive(timeout=PATIENT_S)
             assert (end.type, end.data) == (WSMsgType.CLOSE, 1000)
-            await site.gate.echo.hears("closed")
-            assert site.gate.echo.heard == ["opened", "closed"]
+            await site.admission.echo.hears("closed")
+            assert site.admission.echo.heard == ["opened", "closed"]
             await client.close()
 
     run_on(new_loop, test)
@@ -282,8 +282,8 @@ def test_the_client_closes(new_loop: NewLoop) -> None:
             client.writer.write(frame(b"last") + frame(struct.pack(">H", 1000), CLOSE) + frame(b"ignored"))
             assert await client.frame() == (TEXT, b"last")
             assert await client.close_code() == 1000 and await client.at_end()
-            await site.gate.echo.hears("closed")
-            assert site.gate.echo.messages == 1
+            await site.admission.echo.hears("closed")
+            assert site.admission.echo.messages == 1
             client.writer.close()
             while site.server.connections:
                 await asyncio.sleep(0)
@@ -304,7 +304,7 @@ def test_the_client_goes_without_a_word(new_loop: NewLoop, how: str) -> None:
                 linger = struct.pack("ii", 1, 0)
                 client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 client.writer.transport.abort()
-            echo = site.gate.echo
+            echo = site.admission.echo
             await echo.hears("closed")
             assert echo.heard == ["opened", "closed"]
             echo.open_sink.write(text_frame(b"late"))
@@ -325,7 +325,7 @@ def test_the_server_stops(new_loop: NewLoop) -> None:
             drained = asyncio.ensure_future(site.server.drain())
             await asyncio.sleep(0)
             assert not drained.done()
-            site.gate.echo.open_sink.close()
+            site.admission.echo.open_sink.close()
             assert await client.close_code() == 1001
             client.writer.close()
             await asyncio.wait_for(drained, PATIENT_S)
@@ -337,12 +337,12 @@ def test_a_conversation_that_begins_while_the_server_stops() -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = Raw(*await site.connect(handshake(b"/wait")))
-            await asyncio.wait_for(site.gate.asked.wait(), PATIENT_S)
+            await asyncio.wait_for(site.admission.asked.wait(), PATIENT_S)
             site.server.services.draining = True
-            site.gate.waiting.pop()()
+            site.admission.waiting.pop()()
             await client.head()
             assert await client.close_code() == 1001
-            await site.gate.echo.hears("closed")
+            await site.admission.echo.hears("closed")
             client.writer.close()
 
     run(test)
@@ -352,9 +352,9 @@ def test_abort() -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = await raw(site)
-            site.gate.echo.open_sink.abort()
+            site.admission.echo.open_sink.abort()
             assert await client.at_end()
-            await site.gate.echo.hears("closed")
+            await site.admission.echo.hears("closed")
             client.writer.close()
 
     run(test)
@@ -379,7 +379,7 @@ def test_what_is_no_frame(bytes_: bytes, code: int) -> None:
             client = await raw(site, frame(b"before") + bytes_ + bytes(300_000))
             assert await client.frame() == (TEXT, b"before")
             assert await client.close_code() == code
-            await site.gate.echo.hears("closed")
+            await site.admission.echo.hears("closed")
             assert site.server.receiving.held == 0
             client.writer.close()
 
@@ -396,7 +396,7 @@ def test_a_frame_without_a_mask(bytes_: bytes) -> None:
             client = await raw(site, frame(b"before") + bytes_ + frame(b"after"))
             assert await client.frame() == (TEXT, b"before")
             assert await client.frame() == (CLOSE, (1002).to_bytes(2, "big"))
-            await site.gate.echo.hears("closed")
+            await site.admission.echo.hears("closed")
             assert site.server.receiving.held == 0
             client.writer.close()
 
@@ -443,12 +443,12 @@ def test_a_conversation_that_fails(caplog: pytest.LogCaptureFixture) -> None:
         async with Site(SocketGate()) as site:
             client = await raw(site, frame(b"fail") + frame(b"after"))
             assert await client.close_code() == 1011
-            await site.gate.echo.hears("closed")
-            assert site.gate.echo.messages == 1
+            await site.admission.echo.hears("closed")
+            assert site.admission.echo.messages == 1
             client.writer.close()
 
     run(test)
-    assert [record.message for record in caplog.records] == ["a conversation failed"]
+    assert [record.message for record in caplog.records] == ["a WebSocket handler failed"]
 
 
 # -- room --------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = await raw(site)
-            echo = site.gate.echo
+            echo = site.admission.echo
             message = frame(b"m" * 50_000)
             sent = heard = quiet = 0
             while quiet < 200:
@@ -567,8 +567,8 @@ def test_a_bad_handshake(name: str) -> None:
             for status, head, body in got:
                 assert status == 400 and b"Sec-WebSocket-Version: 13" in head
                 assert body["error"]["code"] == "invalid_request"
-            assert not site.gate.handled[0].wants_websocket
-            assert all(tap.heard == ["closed"] for tap in site.gate.taps)
+            assert not site.admission.handled[0].wants_websocket
+            assert all(tap.heard == ["closed"] for tap in site.admission.taps)
             client.writer.close()
 
     run(test)
@@ -592,7 +592,7 @@ def test_a_good_handshake(changes: dict[str, bytes], caplog: pytest.LogCaptureFi
             # RFC 6455, 4.2.2 says how it is made; the key is sixteen zeros.
             assert b"Sec-WebSocket-Accept: ICX+Yqv66kxgM0FcWaLWlFLwTAI=\r\n" in head
             assert b"deflate" not in head and b"Server:" not in head and b"Protocol:" not in head
-            assert await client.frame() == (TEXT, b"a") and site.gate.handled[0].wants_websocket
+            assert await client.frame() == (TEXT, b"a") and site.admission.handled[0].wants_websocket
             client.writer.close()
 
     run(test)

@@ -209,7 +209,7 @@ class Crowd:
     def _hang_up(self, client: Asker, op: Op, request: Request) -> None:
         """The client does not want to wait any longer."""
         if self._open.pop(op.sent_at, None) is not None:
-            request.leave()
+            request.release()
             self._lost(op)
             client.told(op)
 

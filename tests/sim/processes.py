@@ -370,14 +370,14 @@ class SimFront:
         now_us = server.machine.clock.monotonic_us
         self.services = Services(self.core, server.settings, now_us, "sim", now_us())
         self.services.random_bytes = random.Random(life).randbytes  # names of sessions
-        self.services.open_desk(self._later, server.machine.clock.wall_ms)
-        self.gate = Admission(self.services, [], lambda: 0, self._offload)
+        self.services.start_streams(self._later, server.machine.clock.wall_ms)
+        self.admission = Admission(self.services, [], lambda: 0, self._offload)
         self._scheduled = False
         self.world.after(1 * S, self._expire)
 
     def handle(self, request: Request, respond: Respond) -> None:
         request.received_us = self.server.machine.clock.monotonic_us()
-        self.gate.handle(request, respond)
+        self.admission.handle(request, respond)
 
     def _offload(
         self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
@@ -412,9 +412,9 @@ class SimFront:
 
     def drain(self) -> None:
         """The server stops: no long poll is waited for, everything else is."""
-        self.services.desk.drain()
+        self.services.streams.drain()
         self.services.draining = True
-        self.core.end_reads(self.services.now_us())
+        self.core.end_polls(self.services.now_us())
 
     def die(self) -> None:
         self.alive = False
@@ -532,7 +532,7 @@ class SimServer:
         for front in fronts:
             front.drain()
         end_us = self.world.now_us + within_us
-        while any(front.gate.open for front in fronts) and self.world.now_us < end_us:
+        while any(front.admission.open for front in fronts) and self.world.now_us < end_us:
             self.world.run_for(5 * MS)
         for front in fronts:
             front.die()

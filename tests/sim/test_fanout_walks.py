@@ -43,7 +43,7 @@ class Walk:
 
     def write(self) -> None:
         name, count = self.rng.choice(NAMES), self.rng.randint(1, 4)
-        if self.is_up[self.town.front.desk.fanout.shard_of(name)]:
+        if self.is_up[self.town.front.streams.fanout.shard_of(name)]:
             self.town.write(count, name)
             self.written[name] += count
 
@@ -51,7 +51,7 @@ class Walk:
         front = self.rng.choice(self.town.fronts)
         options = FeedOptions(limit=self.rng.choice((2, 256)))
         wid = f"w{len(self.clients)}"
-        if not self.is_up[front.desk.fanout.shard_of(wid)]:
+        if not self.is_up[front.streams.fanout.shard_of(wid)]:
             return  # nobody could have made a session
         names = [name for name in NAMES if self.written[name] and self.rng.random() < 0.6]
         if names and self.rng.random() < 0.5:
@@ -117,9 +117,9 @@ class Walk:
             assert len(rig.core.watch.feeds) == len(rig.core.watch._name_watches) == 0
             assert not any(log.waiters for log in rig.core.engine.shard.published.values())
         for front in self.town.fronts:
-            fanout = front.desk.fanout
+            fanout = front.streams.fanout
             assert not fanout._feeds and not fanout._by_number
-            assert not fanout._shares and not fanout._shares_by_number
+            assert not fanout._name_watches and not fanout._name_watches_by_number
             assert not fanout.stalled and fanout._reading_bytes == 0
 
 

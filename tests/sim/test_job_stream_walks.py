@@ -76,7 +76,7 @@ class Walk:
             self.check()
 
     def shard_of(self, topic: str) -> int:
-        return self.town.front.desk.fanout.shard_of(topic)
+        return self.town.front.streams.fanout.shard_of(topic)
 
     def call(self, topic: str, op: int, body: Any, consumer: str = "") -> dict[str, Any]:
         args = wire.encode_args(wire.Args(consumer=consumer)) if consumer else b""
@@ -138,7 +138,7 @@ class Walk:
     def leave(self) -> None:
         waiting = [worker for worker in self.workers if worker.client is None and not worker.answers]
         if waiting and self.rng.random() < 0.3:
-            self.rng.choice(waiting).answers.request.leave()
+            self.rng.choice(waiting).answers.request.release()
         elif client := self.some_client():
             client.leave()
 
@@ -211,10 +211,10 @@ class Walk:
                 assert isinstance(stream, JobEventStream)
                 stream.closed()
             else:
-                worker.answers.request.leave()
+                worker.answers.request.release()
         self.town.advance(1_000_000)
         for front in self.town.fronts:
-            assert (front.desk.count, front.desk._jobs, front.desk.stalled) == (0, {}, {})
+            assert (front.streams.count, front.streams._jobs, front.streams.stalled) == (0, {}, {})
         for rig in filter(None, self.town.rigs):
             desk = rig.core.jobs
             assert (len(desk), desk._by_connection, desk._by_topic) == (0, {}, {})

@@ -89,10 +89,10 @@ class Admission:
         self.fails = False
         self.page: Page | None = None  # in place of the echo
 
-    def let_read(self, origin: bytes, response: Response) -> Response:
+    def add_cors(self, origin: bytes, response: Response) -> Response:
         return response
 
-    def screen(self, request: Request, declared: int | None) -> Response | None:
+    def check_head(self, request: Request, declared: int | None) -> Response | None:
         if request.path == b"/refused":
             return error_response("unauthorized", "no")
         if (declared or 0) > BODY_BYTES_MAX:
@@ -100,7 +100,7 @@ class Admission:
         return None
 
     def handle(self, request: Request, respond: Respond) -> None:
-        refusal = self.screen(request, len(request.body))
+        refusal = self.check_head(request, len(request.body))
         if refusal is not None:
             respond(refusal)
             return
@@ -139,9 +139,11 @@ class World:
         config = Settings(fast_path=fast_path)
         services = Services(cast(Any, None), config, lambda: self.now_us, "0", 0)
         self.server = Server(services, asyncio.get_running_loop())
-        self.gate = Admission()
-        self.server.gate = cast(Any, self.gate)
-        handler = Handler(cast(Any, self.gate), self.server.receiving, BODY_BYTES_MAX, self.server.now_us)
+        self.admission = Admission()
+        self.server.admission = cast(Any, self.admission)
+        handler = Handler(
+            cast(Any, self.admission), self.server.receiving, BODY_BYTES_MAX, self.server.now_us
+        )
         self.server._aiohttp = web.Server(cast(Any, handler))
 
     def connect(self) -> tuple[Connection, Transport]:

@@ -61,10 +61,10 @@ class Admission:
         self.handled: list[Request] = []
         self.waiting: dict[bytes, Respond] = {}
 
-    def let_read(self, origin: bytes, response: Response) -> Response:
+    def add_cors(self, origin: bytes, response: Response) -> Response:
         return response
 
-    def screen(self, request: Request, declared_bytes: int | None) -> Response | None:
+    def check_head(self, request: Request, declared_bytes: int | None) -> Response | None:
         self.screened.append((request, declared_bytes))
         return self.refusals.get(request.path)
 
@@ -166,12 +166,12 @@ class Bench:
     def __init__(self, *, receiving: int = 1 << 20, sending: int = 8 << 20) -> None:
         self.now_us = 1_000_000_000
         self.transport = Transport()
-        self.gate = Admission()
+        self.admission = Admission()
         self.receiving = ByteBudget(receiving)
         self.sending = ByteBudget(sending)
         self.server = Http2Connection(
             self.transport,  # type: ignore[arg-type]
-            self.gate,
+            self.admission,
             body_bytes_max=BODY_BYTES_MAX,
             receiving=self.receiving,
             sending=self.sending,
@@ -205,5 +205,5 @@ class Bench:
         self.server.connection_lost()
         assert not self.server.busy
         assert (self.receiving.held, self.sending.held) == (0, 0)
-        for respond in self.gate.waiting.values():
+        for respond in self.admission.waiting.values():
             respond(Response(200, b"too late"))

@@ -236,18 +236,18 @@ class Client:
 
 
 class Front:
-    """A front's core and desk; what it sends waits in the town."""
+    """A front's core and stream service; what it sends waits in the town."""
 
     def __init__(self, town: Town, name: bytes, settings: Settings) -> None:
         self.name = name
         self.town = town
         self.core = PendingRequests(town.shards)
         self.services = Services(self.core, settings, town.now_us, "test", 0)
-        self.services.open_desk(town.later, town.clock.wall_ms)
+        self.services.start_streams(town.later, town.clock.wall_ms)
 
     @property
-    def desk(self) -> StreamService:
-        return self.services.desk
+    def streams(self) -> StreamService:
+        return self.services.streams
 
     def client(self) -> Client:
         return Client(self.town.soon)
@@ -268,7 +268,7 @@ class Front:
     ) -> Callable[[], Client]:
         """A session that lasts and belongs to a stream; what is returned opens that."""
         cursors = {"t": 0} if cursors is None and patterns is None else cursors or {}
-        number = self.desk.next_number()
+        number = self.streams.next_number()
         wid = wid or f"wid-{self.name!r}-{number}"
         spec = SessionSpec(options, heartbeat_ms, list(cursors), patterns or [], group)
         desk = self.town.shard_for(wid).core.watch
@@ -279,7 +279,9 @@ class Front:
 
         def begin() -> Client:
             client = self.client()
-            client.stream = EventStream(self.desk.fanout, self.desk, wid, number, session, None, lambda: None)
+            client.stream = EventStream(
+                self.streams.fanout, self.streams, wid, number, session, None, lambda: None
+            )
             client.stream.opened(client)
             return client
 
@@ -442,7 +444,7 @@ class Town:
         self.shard_for(topic).write(count, topic, **fields)
 
     def shard_for(self, topic: str) -> FeedRig:
-        rig = self.rigs[self.front.desk.fanout.shard_of(topic)]
+        rig = self.rigs[self.front.streams.fanout.shard_of(topic)]
         assert rig is not None
         return rig
 

@@ -1,4 +1,4 @@
-"""The page at `/` for people with a browser: what this server is, and how to begin. It shows nothing of the server's state."""
+"""The HTML page at `/`, for browsers: what this server is and how to start. It shows no state of the server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ ul { list-style: none; margin: 0; padding: 0; }
 li { display: flex; flex-wrap: wrap; gap: 0 1rem; padding: .4rem 0; border-top: 1px solid var(--line); }
 li a { flex: 0 0 11rem; }
 """
-# The server does not repeat the Host header; the browser knows best how it got here.
+# The browser fills in the server's address, so that the Host header is not echoed.
 _SCRIPT = """
-for (const place of document.querySelectorAll(".here")) place.textContent = location.origin;
+for (const element of document.querySelectorAll(".origin")) element.textContent = location.origin;
 """
-_HERE = '<span class="here">http://127.0.0.1:4000</span>'
+_ORIGIN = '<span class="origin">http://127.0.0.1:4000</span>'
 _PAGE = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -43,18 +43,18 @@ live, and read them back from any point.</p>
 
 <h2>Try it</h2>
 <p>Write a record, read the topic, then wait up to 30 seconds for the next record:</p>
-<pre>curl -d 'hello' {_HERE}/v0/topics/demo/raw
-curl {_HERE}/v0/topics/demo/records
-curl '{_HERE}/v0/topics/demo/records?from_seq=1&amp;wait_ms=30000'</pre>
-<p>If the server has API keys, add <code>-H 'Authorization: Bearer &lt;key&gt;'</code>.</p>
+<pre>curl -d 'hello' {_ORIGIN}/v0/topics/demo/raw
+curl {_ORIGIN}/v0/topics/demo/records
+curl '{_ORIGIN}/v0/topics/demo/records?from_seq=1&amp;wait_ms=30000'</pre>
+<p>If the server requires API keys, add <code>-H 'Authorization: Bearer &lt;key&gt;'</code>.</p>
 
 <h2>This server</h2>
 <ul>
 <li><a href="/v0/health">/v0/health</a> liveness</li>
-<li><a href="/v0/ready">/v0/ready</a> readiness: whether every topic is served</li>
-<li><a href="/metrics">/metrics</a> metrics, in the format of Prometheus</li>
-<li><a href="/v0/topics">/v0/topics</a> the topics of this server</li>
-<li><a href="/v0/openapi.json">/v0/openapi.json</a> every call, as an OpenAPI document</li>
+<li><a href="/v0/ready">/v0/ready</a> readiness: whether all topics are served</li>
+<li><a href="/metrics">/metrics</a> metrics in Prometheus format</li>
+<li><a href="/v0/topics">/v0/topics</a> topics of this server</li>
+<li><a href="/v0/openapi.json">/v0/openapi.json</a> the HTTP API, as an OpenAPI document</li>
 </ul>
 <script>{_SCRIPT}</script>
 </body>
@@ -66,12 +66,12 @@ def _hash(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-# connect-src: it is the place where people try a stream in the console.
+# connect-src: lets people try a stream in the browser's console.
 _POLICY = (
     f"default-src 'none'; connect-src 'self'; img-src data:; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# no-cache: another program may listen at this address tomorrow.
+# no-cache: another program may listen on this address later.
 _HEAD = (
     VARY
     + (

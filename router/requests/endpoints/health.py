@@ -1,4 +1,4 @@
-"""Is it alive, is it ready, how is it doing, and what can it do."""
+"""Health, readiness, metrics, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _ready_response(shards: list[Readiness | None], outages: list[Outage]) -> Re
             "read_only": True,
             "shards": [{"shard": i, "reason": reason} for i, reason in broken.items()],
         }
-        return error_response("not_ready", f"shards {list(broken)} are read-only; restart the server", detail)
+        text = f"shards {list(broken)} are read-only after a storage failure; restart the server"
+        return error_response("not_ready", text, detail)
     topics = sum(shard.topics for shard in shards if shard is not None)
     body = {"status": "ready", "wal_replay_complete": True, "topics": topics}
     return Response(200, msgspec.json.encode(body))
@@ -77,7 +78,7 @@ def metrics(call: Call, respond: Respond) -> None:
         reports = [_report.decode(reply.body) for reply in replies if reply.status == 200]
         uptime_ms = (services.now_us() - services.started_us) // 1000
         covers = call.key.covers if call.key is not None else lambda name: True
-        streams = services.desk.count + sum(report.streams_elsewhere for report in reports)
+        streams = services.streams.count + sum(report.streams_elsewhere for report in reports)
         failing = sum(outage.failures > 0 for outage in services.core.outages)
         totals = metrics_text.Totals(
             reports,

@@ -1,4 +1,4 @@
-"""Writing, reading and deleting records: all passed to the topic's shard, which reads the body."""
+"""Records: write, read, delete. Requests go to the topic's shard, which decodes the body."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ def write(call: Call, respond: Respond, op: int = wire.WRITE) -> None:
 
 
 def write_raw(call: Call, respond: Respond) -> None:
-    """The body is one record, whatever it is."""
+    """Write the body as one record."""
     write(call, respond, wire.WRITE_RAW)
 
 
 def _name(pairs: dict[str, str], field: str) -> str | None:
-    """A name that is stored; what is not UTF-8 is refused, because it would be stored as something else."""
+    """A query parameter that is stored. Invalid UTF-8 is rejected, because it would be stored as something else."""
     name = pairs.get(field)
     if name is not None and "\ufffd" in name:
-        raise InvalidRequest(f"{field} in the query is not UTF-8")
+        raise InvalidRequest(f"{field} in the query is not valid UTF-8")
     return name
 
 
 def _text(value: bytes, name: str) -> str:
-    """As UTF-8 or not at all: two keys that only look alike would make one write of two."""
+    """Decode UTF-8 strictly: replacement characters could make two different keys equal."""
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{name} is not UTF-8") from None
+        raise InvalidRequest(f"{name} is not valid UTF-8") from None
 
 
 def diff(call: Call, respond: Respond) -> None:
     ask_owner(call, wire.DIFF_FRAMES if FRAMES_TYPE in call.request.accept else wire.DIFF, respond)
 
 
-# Fields of DiffBody; of numbers, what they can hold.
+# Query parameters for the fields of DiffBody; maximum values of the numbers.
 _NUMBERS = {
     "from_seq": U64_MAX,
     "from_ts": U64_MAX,
@@ -91,12 +91,12 @@ _NAMES = ("node", "tag", "epoch")
 
 
 def read(call: Call, respond: Respond) -> None:
-    """As `diff`, with its fields in the query."""
+    """Like `diff`, with the fields in the query."""
     pairs = parse_query(call.request.query)
     fields: dict[str, object] = {name: pairs.get(name) for name in _NAMES}
     if "subject" in pairs:
         fields["tag"] = ("tag", "Subject", pairs["subject"])
-    fields |= {name: optional_number(pairs, name, most) for name, most in _NUMBERS.items()}
+    fields |= {name: optional_number(pairs, name, maximum) for name, maximum in _NUMBERS.items()}
     fields |= {name: optional_flag(pairs, name) for name in _FLAGS}
     call.request.body = encode({name: value for name, value in fields.items() if value is not None})
     diff(call, respond)

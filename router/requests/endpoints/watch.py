@@ -1,4 +1,4 @@
-"""Sessions and streams: what somebody wants to follow is checked and stored, and a stream is opened on it."""
+"""Watch sessions: creation, and opening of their event streams."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from topics.protocols.http.query import flag, parse_query
 HEARTBEAT_MS_MAX = 60_000
 GROUP_BYTES_MAX = 128
 OPEN_RETRY_US = 50_000
-OPEN_WAIT_US = 25_000_000  # a browser gives up for good on any answer but 200, so a restart is waited for
+OPEN_WAIT_US = 25_000_000  # waits for a restart: a browser does not reconnect after any response but 200
 
 _body = BodyType(WatchBody)
 _names = CountBound("topics", WATCH_TOPICS_MAX, dict)
@@ -50,46 +50,44 @@ OnResolved = Callable[["Resolved"], None]
 
 
 class Resolved(msgspec.Struct):
-    """Topics that were asked for, as they are."""
+    """The requested topics that exist."""
 
-    topics: dict[
-        str, tuple[int, FoundTopic]
-    ]  # name → where to begin, what was found; in the order of the request
+    topics: dict[str, tuple[int, FoundTopic]]  # by name: start cursor and state; in the order of the request
     patterns: list[str]
-    epochs: dict[str, str]  # of where to begin
+    epochs: dict[str, str]  # of the start cursors
 
 
-# -- what is wanted ----------------------------------------------------------------------------------------
+# -- validation --------------------------------------------------------------------------------------------
 
 
 def is_pattern(name: str) -> bool:
-    """Only a whole token is a wildcard."""
+    """Whether a token of the name is a wildcard."""
     tokens = name.split(".")
     return "*" in tokens or ">" in tokens
 
 
 def bound_names(body: Body) -> None:
-    """Refuse a body with too many names before it is decoded."""
+    """Reject a body with too many names before it is decoded."""
     if _names.is_exceeded(body):
         raise _names_refused("more")
 
 
 def _names_refused(count: object) -> InvalidRequest:
-    return InvalidRequest(f"topics has 1 to {WATCH_TOPICS_MAX} names or patterns, not {count}")
+    return InvalidRequest(f"topics must have 1 to {WATCH_TOPICS_MAX} names or patterns, not {count}")
 
 
 def check_names(call: Call, wanted: dict[str, StartBody]) -> None:
-    """What can be said of the names without asking a shard."""
+    """Check the names as far as possible without asking a shard."""
     if not 0 < len(wanted) <= WATCH_TOPICS_MAX:
         raise _names_refused(len(wanted))
     for name, start in wanted.items():
         check_u64(from_seq=start.from_seq)
         if is_pattern(name) and start.epoch is not None:
-            raise InvalidRequest("an epoch goes with the name of a topic, not with a pattern")
+            raise InvalidRequest("an epoch is only allowed with the name of a topic, not with a pattern")
         if not is_pattern(name):
             if "*" in name or ">" in name:
                 raise InvalidRequest(
-                    f"in {name!r} a wildcard is only a part of a token; write it alone: a.*, a.>"
+                    f"in {name!r} a wildcard is part of a token; it must be a token of its own: a.*, a.>"
                 )
             continue
         try:
@@ -100,7 +98,7 @@ def check_names(call: Call, wanted: dict[str, StartBody]) -> None:
     if key is not None:
         for name in wanted:
             if not is_pattern(name) and not key.covers(name):
-                raise Forbidden("this key may not use that name", topic=name)
+                raise Forbidden("this key may not access this name", topic=name)
 
 
 def resolve(
@@ -110,8 +108,8 @@ def resolve(
     refuse: Callable[[Response], None],
     done: OnResolved,
 ) -> None:
-    """Ask the shards for all of it; `refuse` gets the answer when it cannot be had."""
-    core, fanout = call.services.core, call.services.desk.fanout
+    """Look up the topics at their shards. `refuse` gets the error response if that fails."""
+    core, fanout = call.services.core, call.services.streams.fanout
     patterns = [name for name in wanted if is_pattern(name)]
     names: dict[int, list[str]] = {}
     for name in wanted:
@@ -168,7 +166,7 @@ def _start(start: StartBody, row: FoundTopic) -> int:
 
 
 def starts(resolved: Resolved, *, include_epoch: bool) -> dict[str, dict[str, int | str]]:
-    """The topics of an answer."""
+    """The `topics` member of a response."""
     return {
         name: {"from_seq": start, "head_seq": row.head_seq, "earliest_seq": row.earliest_seq}
         | ({"epoch": row.epoch} if include_epoch else {})
@@ -177,7 +175,7 @@ def starts(resolved: Resolved, *, include_epoch: bool) -> dict[str, dict[str, in
 
 
 def wants_epoch(body: WatchBody) -> bool:
-    """A client that sends an epoch has to learn the next one."""
+    """Whether responses include epochs: a client that sends an epoch needs the next one."""
     return body.include_epoch or any(start.epoch is not None for start in body.topics.values())
 
 
@@ -219,19 +217,19 @@ def check_group(body: WatchBody) -> None:
     if body.group is None:
         return
     if not 0 < len(body.group.encode()) <= GROUP_BYTES_MAX:
-        raise InvalidRequest(f"the name of a group has 1 to {GROUP_BYTES_MAX} bytes")
+        raise InvalidRequest(f"the name of a group must have 1 to {GROUP_BYTES_MAX} bytes")
     if body.node is not None:
         raise InvalidRequest(
-            "group and node cannot be combined: what a member leaves out nobody else would get"
+            "group and node cannot be combined: no other member would get the records that one excludes"
         )
 
 
 def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], respond: Respond) -> None:
     services = call.services
-    wid = _new_wid(services.desk.fanout.shard_of, services.random_bytes)
+    wid = _new_wid(services.streams.fanout.shard_of, services.random_bytes)
     cursors = {name: start for name, (start, _) in found.topics.items()}
     key = call.key.digest if call.key is not None else b""
-    wish = CreateSession(wid, key, spec, cursors, found.epochs)
+    session = CreateSession(wid, key, spec, cursors, found.epochs)
 
     def stored(reply: wire.Reply) -> None:
         if reply.status != 200:
@@ -248,12 +246,12 @@ def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], r
             body["ignored"] = ignored
         respond(Response(200, msgspec.json.encode(body)))
 
-    shard = services.desk.fanout.shard_of(wid)
-    services.core.send(shard, wire.SESSION, 0, b"", b"", encode(wish), call.request.received_us, stored)
+    shard = services.streams.fanout.shard_of(wid)
+    services.core.send(shard, wire.SESSION, 0, b"", b"", encode(session), call.request.received_us, stored)
 
 
 def _new_wid(shard_of: Callable[[str], int], random_bytes: Callable[[int], bytes]) -> str:
-    """128 random bits. Such as lie on the first shard: all sessions are counted in one place, so their cap is exact."""
+    """A random id of 128 bits that maps to shard 0: it counts all sessions, so their cap is exact."""
     while True:
         wid = "wid_" + urlsafe_b64encode(random_bytes(16)).decode().rstrip("=")
         if shard_of(wid) == 0:
@@ -265,16 +263,16 @@ def _new_wid(shard_of: Callable[[str], int], random_bytes: Callable[[int], bytes
 
 def open_stream(call: Call, respond: Respond) -> None:
     if not accepts_stream(call.request.accept):
-        raise_not_acceptable(respond)
+        respond_not_acceptable(respond)
         return
-    desk = call.services.desk
-    only_looks = call.request.method == b"HEAD"
+    streams = call.services.streams
+    is_head = call.request.method == b"HEAD"
     wid = call.topic.decode("utf-8", "replace")
-    leave = None if only_looks else desk.take_place(call.key, in_place_of=wid)
-    opening = StreamOpening(call, respond, leave)
-    if leave is not None:
+    release_slot = None if is_head else streams.reserve(call.key, replacing=wid)
+    opening = StreamOpening(call, respond, release_slot)
+    if release_slot is not None:
         before = call.request.release
-        call.request.release = lambda: (before(), opening.client_left())  # type: ignore[assignment, func-returns-value]
+        call.request.release = lambda: (before(), opening.client_disconnected())  # type: ignore[assignment, func-returns-value]
     opening.ask()
 
 
@@ -282,19 +280,19 @@ def accepts_stream(accept: bytes) -> bool:
     return not accept or sse.CONTENT_TYPE in accept.lower() or b"*/*" in accept
 
 
-def raise_not_acceptable(respond: Respond) -> None:
-    respond(error_response("not_acceptable", "a stream is text/event-stream; accept that"))
+def respond_not_acceptable(respond: Respond) -> None:
+    respond(error_response("not_acceptable", "streams are text/event-stream; send Accept: text/event-stream"))
 
 
 class StreamOpening:
-    """A stream that is about to be opened: its session is asked for, until its shard can answer."""
+    """Opens a stream: requests its session from the shard, and retries until the shard is ready."""
 
-    def __init__(self, call: Call, respond: Respond, leave: Callable[[], None] | None) -> None:
+    def __init__(self, call: Call, respond: Respond, release_slot: Callable[[], None] | None) -> None:
         self._call = call
         self._respond = respond
-        self._leave = leave  # gives its place under the caps back; None: it has none
+        self._release_slot = release_slot  # None: no slot is reserved
         self._wid = call.topic.decode("utf-8", "replace")
-        self._number = call.services.desk.next_number() if leave is not None else 0
+        self._number = call.services.streams.next_number() if release_slot is not None else 0
         self._gone = False
         self._give_up_us = call.services.now_us() + OPEN_WAIT_US
 
@@ -304,15 +302,15 @@ class StreamOpening:
             return
         key = call.key.digest if call.key is not None else b""
         header = call.request.last_event_id.decode("ascii", "replace")
-        # A page that makes an EventSource of its own again cannot set the header.
+        # A page that creates a new EventSource cannot set the header.
         last_id = header or parse_query(call.request.query).get("last_event_id", "")
-        wish = OpenSession(self._wid, key, self._number, last_id)
-        shard = call.services.desk.fanout.shard_of(self._wid)
+        request = OpenSession(self._wid, key, self._number, last_id)
+        shard = call.services.streams.fanout.shard_of(self._wid)
         call.services.core.send(
-            shard, wire.SESSION, 0, b"", b"", encode(wish), call.services.now_us(), self._answered
+            shard, wire.SESSION, 0, b"", b"", encode(request), call.services.now_us(), self._replied
         )
 
-    def _answered(self, reply: wire.Reply) -> None:
+    def _replied(self, reply: wire.Reply) -> None:
         services = self._call.services
         if reply.status == 503 and services.now_us() < self._give_up_us and not services.draining:
             if not self._gone:
@@ -324,51 +322,57 @@ class StreamOpening:
         elif reply.status != 200:
             self._finish(from_reply(reply))
         elif self._gone:
-            self._release(_opened(reply.body))
+            self._close_session(_opened(reply.body))
         elif self._call.request.method == b"HEAD":
-            # A stream, so that it is not said to be empty; nothing of it is sent.
+            # With a stream, so that there is no Content-Length; its body is not sent.
             self._finish(
                 Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(services.draining))
             )
-        elif self._leave is None:
-            self._finish(no_place(self._call))
+        elif self._release_slot is None:
+            self._finish(no_capacity(self._call))
         else:
             self._open(_opened(reply.body))
 
     def _open(self, opened: OpenedSession) -> None:
-        assert self._leave is not None
-        desk = self._call.services.desk
+        assert self._release_slot is not None
+        streams = self._call.services.streams
         stream = EventStream(
-            desk.fanout, desk, self._wid, self._number, opened, key_prefixes(self._call), self._leave
+            streams.fanout,
+            streams,
+            self._wid,
+            self._number,
+            opened,
+            key_prefixes(self._call),
+            self._release_slot,
         )
-        self._leave = None
-        desk.expect(stream)
+        self._release_slot = None
+        streams.add(stream)
         self._respond(Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=stream))
 
     def _finish(self, response: Response) -> None:
-        if self._leave is not None:
-            self._leave()
+        if self._release_slot is not None:
+            self._release_slot()
         self._respond(response)
 
-    def client_left(self) -> None:
-        if self._leave is not None:
+    def client_disconnected(self) -> None:
+        if self._release_slot is not None:
             self._gone = True
-            self._leave()
+            self._release_slot()
 
-    def _release(self, opened: OpenedSession) -> None:
-        """It was opened for a client that has gone."""
-        wish = SaveSession(self._wid, self._number, opened.save + 1, {}, closes=True)
-        self._call.services.desk.release(wish)
+    def _close_session(self, opened: OpenedSession) -> None:
+        """Close the session again, because the client has disconnected."""
+        save = SaveSession(self._wid, self._number, opened.save + 1, {}, closes=True)
+        self._call.services.streams.close_session(save)
 
 
 class RefusedStream:
-    """A stream that cannot begin now. A browser comes back to it, as it would not to any answer but 200."""
+    """A stream that sends an error and ends. Browsers reconnect after that, but not after any response but 200."""
 
     def __init__(self, stopping: bool) -> None:
         self._text = (
-            sse.error("server_shutting_down", "the server is stopping; reconnect to go on")
+            sse.error("server_shutting_down", "the server is stopping; reconnect to continue")
             if stopping
-            else sse.error("not_ready", "the session's shard is not ready; reconnect to go on")
+            else sse.error("not_ready", "the session's shard is not ready; reconnect to continue")
         )
 
     def opened(self, sink: Sink) -> None:
@@ -380,9 +384,9 @@ class RefusedStream:
     def closed(self) -> None: ...
 
 
-def no_place(call: Call) -> Response:
-    limit, most = call.services.desk.full(call.key) or ("max_sse_connections", 0)
-    return error_response("throttled", "too many streams are open", {"limit": limit, "max": most})
+def no_capacity(call: Call) -> Response:
+    limit, maximum = call.services.streams.reached_cap(call.key) or ("max_sse_connections", 0)
+    return error_response("throttled", "too many streams are open", {"limit": limit, "max": maximum})
 
 
 def refusal(error: TopicsError) -> Response:

@@ -1,8 +1,8 @@
-"""The server's end of one WebSocket: commands in, news out.
+"""The WebSocket endpoint: commands from the client, pages of records to it.
 
-Commands are carried out in the order they come, and each is answered before the next begins: an answer is always in
-front of the pushes that it causes, and after `unsubscribed` nothing more of that topic comes. While the client does not
-take what was written, no command is begun and no news are read for it.
+Commands are executed in order, and each is answered before the next one starts: an answer always precedes the pushes that
+it causes, and after `unsubscribed` nothing more of that topic is sent. While the client does not read, no command is started
+and nothing is read for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from router.requests.endpoints.watch import (
     check_names,
     feed_options,
     is_pattern,
-    no_place,
+    no_capacity,
     resolve,
     starts,
     wants_epoch,
@@ -38,20 +38,20 @@ from topics.protocols.http.exchange import Respond, Response, Sink
 from topics.protocols.http.sse import epoch_member, tombstone_members
 from topics.protocols.websocket.frames import PING_FRAME, text_frame
 
-# Beyond them the client is not read from; see `is_busy`.
+# Waiting commands beyond which nothing is read from the client; see `is_busy`.
 COMMANDS_WAITING_MAX = 64
 COMMANDS_BYTES_MAX = 1 << 20
-COMMAND_BYTES_MAX = 1 << 20  # of one that is no publish: decoding more would keep all others waiting
-CHECKED_BYTES_MAX = 1 << 20  # of a publish; what is wrong with a larger one is for its shard to say
-NAME_MAX = 255  # of a topic; a longer one fits no message to a shard, which checks the rest
+COMMAND_BYTES_MAX = 1 << 20  # of a command other than publish: decoding more would block the event loop
+CHECKED_BYTES_MAX = 1 << 20  # of a publish; larger ones are validated by the shard
+NAME_MAX = 255  # of a topic; a longer one does not fit into a message to a shard, which checks the rest
 
 _SOCKET, _SOCKET_WITH_EPOCH = b"ws", b"ws epoch"
-NOTHING = msgspec.Raw(b"")  # of `Raw | None` msgspec would take null alone
+NOTHING = msgspec.Raw(b"")  # not `Raw | None`, which msgspec decodes only from null
 _encode = msgspec.json.encode
 
 
 class Command(msgspec.Struct):
-    """What is known of any command before its `op` is."""
+    """The fields of a command that are needed before its `op` is known."""
 
     op: Literal["subscribe", "unsubscribe", "publish", "ping"]
     request_id: msgspec.Raw = msgspec.Raw(b"null")
@@ -95,23 +95,23 @@ _unsubscribe = BodyType(Unsubscribe)
 _publish = msgspec.json.Decoder(PublishBody).decode
 
 
-class SocketWatcher(Watcher):
-    def __init__(self, call: Call, leave: Callable[[], None]) -> None:
-        super().__init__(call.services.desk.fanout, key_prefixes(call))
+class WebSocketWatcher(Watcher):
+    def __init__(self, call: Call, release_slot: Callable[[], None]) -> None:
+        super().__init__(call.services.streams.fanout, key_prefixes(call))
         self._call = call
-        self._leave = leave
+        self._release_slot = release_slot
         self._sink: Sink | None = None
         self._commands: deque[str | None] = deque()  # None: a binary message
         self._waiting_bytes = 0  # of the commands
         self._is_working = False
         self._patterns: dict[str, StartBody] = {}
-        self._include_epoch = False  # once a subscription has asked for it
+        self._include_epoch = False  # true once a subscription has requested it
 
-    # -- the connection's calls ----------------------------------------------------------------------------
+    # -- called by the connection --------------------------------------------------------------------------
 
     def opened(self, sink: Sink) -> None:
         self._sink = sink
-        self._call.services.desk.socket_opened(self)
+        self._call.services.streams.socket_opened(self)
 
     def received(self, message: str) -> None:
         self._commands.append(message)
@@ -129,11 +129,11 @@ class SocketWatcher(Watcher):
     def closed(self) -> None:
         if not self.is_closed:
             self.fanout.close(self)
-        self._call.services.desk.socket_closed(self)
+        self._call.services.streams.socket_closed(self)
         self._sink = None
         self._commands.clear()
         self._waiting_bytes = 0
-        self._leave()
+        self._release_slot()
 
     @property
     def is_full(self) -> bool:
@@ -141,7 +141,7 @@ class SocketWatcher(Watcher):
 
     @property
     def is_busy(self) -> bool:
-        """So many commands wait that no more should be read."""
+        """Too many commands are waiting to read more."""
         return len(self._commands) >= COMMANDS_WAITING_MAX or self._waiting_bytes >= COMMANDS_BYTES_MAX
 
     def _write(self, payload: bytes) -> None:
@@ -149,7 +149,7 @@ class SocketWatcher(Watcher):
             self._sink.write(text_frame(payload))
 
     def ping(self) -> None:
-        """So that proxies keep the connection, and the loss of a client is noticed."""
+        """Send a ping, to keep the connection open in proxies and to notice a lost client."""
         if self._sink is not None and not self._sink.is_full:
             self._sink.write(PING_FRAME)
 
@@ -170,7 +170,7 @@ class SocketWatcher(Watcher):
                 self._write(
                     _encode(
                         {"op": "error", "request_id": None, "code": "unsupported_message",
-                         "message": "messages are JSON text"}
+                         "message": "messages must be JSON text"}
                     )
                 )  # fmt: skip
                 continue
@@ -191,7 +191,9 @@ class SocketWatcher(Watcher):
         request_id = bytes(command.request_id)
         try:
             if command.op != "publish" and len(message) > COMMAND_BYTES_MAX:
-                raise InvalidRequest(f"a command other than publish has at most {COMMAND_BYTES_MAX} bytes")
+                raise InvalidRequest(
+                    f"a command other than publish may have at most {COMMAND_BYTES_MAX} bytes"
+                )
             getattr(self, f"_{command.op}")(command, request_id, message)
         except TopicsError as error:
             self._refuse(b"null" if isinstance(error, InvalidJson) else request_id, error.code, str(error))
@@ -211,12 +213,12 @@ class SocketWatcher(Watcher):
         self._finish()
 
     def _finish(self) -> None:
-        """An answer came later: go on with what waits."""
+        """Continue with waiting commands after a delayed answer."""
         self._done()
         self._work()
 
     def _ping(self, command: Command, request_id: bytes, message: str) -> None:
-        _, ignored = self._read(_ping, message)
+        _, ignored = self._decode(_ping, message)
         self._write(b'{"op":"pong","request_id":%b%b}' % (request_id, ignored))
         self._done()
 
@@ -228,35 +230,38 @@ class SocketWatcher(Watcher):
     def _subscribe(self, command: Command, request_id: bytes, message: str) -> None:
         self._check_scope("read")
         bound_names(message.encode())
-        wish, ignored = self._read(_subscribe, message)
-        wanted: dict[str, StartBody] = dict(wish.topics)
-        if wish.topic is not None:
-            wanted.setdefault(wish.topic, StartBody(wish.from_seq, wish.tail, wish.epoch))
+        subscribe, ignored = self._decode(_subscribe, message)
+        wanted: dict[str, StartBody] = dict(subscribe.topics)
+        if subscribe.topic is not None:
+            start = StartBody(subscribe.from_seq, subscribe.tail, subscribe.epoch)
+            wanted.setdefault(subscribe.topic, start)
         if not wanted:
-            raise InvalidRequest("say which topic: topic or topics")
+            raise InvalidRequest("a subscribe must have topic or topics")
         check_names(self._call, wanted)
         body = WatchBody(
             topics=wanted,
-            node=wish.node,
-            limit=wish.limit or 1000,
-            max_batch_bytes=wish.max_batch_bytes,
-            include_data=wish.include_data,
-            include_meta=wish.include_meta,
-            include_tags=wish.include_tags,
-            consistency=wish.consistency,
-            group=wish.group,
-            include_epoch=wish.include_epoch,
+            node=subscribe.node,
+            limit=subscribe.limit or 1000,
+            max_batch_bytes=subscribe.max_batch_bytes,
+            include_data=subscribe.include_data,
+            include_meta=subscribe.include_meta,
+            include_tags=subscribe.include_tags,
+            consistency=subscribe.consistency,
+            group=subscribe.group,
+            include_epoch=subscribe.include_epoch,
         )
         options = feed_options(body)
         check_group(body)
 
         def subscribed(found: Resolved) -> None:
             if self.is_closed:
-                return  # the client has gone meanwhile
+                return  # the client has disconnected
             new = sum(name not in self.subs for name in found.topics)
             if len(self.subs) + new > STREAM_TOPICS_MAX:
                 self._refuse(
-                    request_id, "invalid_request", f"a socket follows at most {STREAM_TOPICS_MAX} topics"
+                    request_id,
+                    "invalid_request",
+                    f"a WebSocket may follow at most {STREAM_TOPICS_MAX} topics",
                 )
                 self._finish()
                 return
@@ -276,37 +281,37 @@ class SocketWatcher(Watcher):
                 )
             for pattern in found.patterns:
                 self._patterns[pattern] = wanted[pattern]
-                self.fanout.look_out(self, pattern, options, body.group)
+                self.fanout.watch_names(self, pattern, options, body.group)
             self._finish()
 
         resolve(
             self._call,
             wanted,
-            wish.lenient,
+            subscribe.lenient,
             lambda response: self._refuse_with(request_id, response),
             subscribed,
         )
 
-    def _read(self, kind: BodyType, message: str) -> tuple[Any, bytes]:
-        """A command, and a member `ignored` for its answer if it has fields that its op does not know."""
+    def _decode(self, kind: BodyType, message: str) -> tuple[Any, bytes]:
+        """The command, and the member `ignored` of its answer if it has unknown fields."""
         try:
-            wish, ignored = kind.read(message.encode(), is_strict=self._call.is_strict)
+            command, ignored = kind.read(message.encode(), is_strict=self._call.is_strict)
         except UnknownField:
             raise
         except InvalidRequest as error:
             raise InvalidJson(str(error)) from None
-        return wish, b',"ignored":' + _encode(ignored) if ignored else b""
+        return command, b',"ignored":' + _encode(ignored) if ignored else b""
 
     def _unsubscribe(self, command: Command, request_id: bytes, message: str) -> None:
-        wish, ignored = self._read(_unsubscribe, message)
-        names: list[str] = list(wish.topics)
-        if wish.topic is not None:
-            names.append(wish.topic)
+        unsubscribe, ignored = self._decode(_unsubscribe, message)
+        names: list[str] = list(unsubscribe.topics)
+        if unsubscribe.topic is not None:
+            names.append(unsubscribe.topic)
         for name in names:
             self.fanout.unsubscribe(self, name)
             if is_pattern(name):
                 self._patterns.pop(name, None)
-                self.fanout.stop_looking_out(self, name)
+                self.fanout.unwatch_names(self, name)
         self._write(
             b'{"op":"unsubscribed","request_id":%b,"topics":%b%b}'
             % (request_id, _encode(list(dict.fromkeys(names))), ignored)
@@ -317,21 +322,21 @@ class SocketWatcher(Watcher):
         self._check_scope("write")
         key, topic = self._call.key, command.topic
         if topic is None:
-            raise InvalidJson("a publish has a topic")
+            raise InvalidJson("a publish must have a topic")
         text = message.encode()
         if len(message) <= CHECKED_BYTES_MAX and not RECORDS.is_exceeded(text):
             try:
                 write = _publish(text)
             except msgspec.DecodeError as error:
-                raise InvalidJson(f"the message does not fit: {error}") from None
+                raise InvalidJson(f"the message is invalid: {error}") from None
             if any(not row.data and row.data_base64 is None for row in write.records):
-                raise InvalidJson("a record has data")
+                raise InvalidJson("a record must have data")
         if len(topic) > NAME_MAX:
-            raise InvalidRequest(f"a topic name has 1 to {NAME_MAX} characters")
+            raise InvalidRequest(f"a topic name must have 1 to {NAME_MAX} characters")
         if bytes(command.config) not in (b"", b"null") and key is not None and "admin" not in key.scopes:
-            raise Forbidden("publishing with a config needs the scope admin")
+            raise Forbidden("publishing with a config requires the scope admin")
         if key is not None and not key.covers(topic):
-            raise Forbidden("this key may not use that name")
+            raise Forbidden("this key may not access this name")
         flags = wire.PUBLISH | (wire.STRICT if self._call.is_strict else 0)
         if not command.return_seqs:
             flags |= wire.NO_SEQS
@@ -362,24 +367,24 @@ class SocketWatcher(Watcher):
         self._write(b'{"op":"ack","request_id":%b,%b' % (request_id, body[1:]))
         self._finish()
 
-    # -- news ----------------------------------------------------------------------------------------------
+    # -- pushes --------------------------------------------------------------------------------------------
 
     def start_of(self, topic: str) -> int:
-        return 0  # what is found later is new
+        return 0  # topics found later are new
 
-    def take(self, sub: Subscription, news: SharedPage) -> None:
-        if news.tombstone is not None:
-            members = tombstone_members(news.topic, news.tombstone, news.tombstone.reason)
+    def write_page(self, sub: Subscription, page: SharedPage) -> None:
+        if page.tombstone is not None:
+            members = tombstone_members(page.topic, page.tombstone, page.tombstone.reason)
             self._write(b'{"op":"tombstone",%b%b}' % (members, self._epoch_member(sub)))
-            sub.owes_caught_up = True
-        sub.cursor = news.to_seq
-        if not news.count:
+            sub.caught_up_due = True
+        sub.cursor = page.to_seq
+        if not page.count:
             return
-        sub.owes_caught_up = not news.caught_up
+        sub.caught_up_due = not page.caught_up
         kind = _SOCKET_WITH_EPOCH if self._include_epoch else _SOCKET
-        frames = news.texts.get(kind)
+        frames = page.encoded.get(kind)
         if frames is None:
-            frames = news.texts[kind] = self._frames(news, self._epoch_member(sub))
+            frames = page.encoded[kind] = self._frames(page, self._epoch_member(sub))
         if self._sink is not None:
             self._sink.write(frames)
 
@@ -387,34 +392,36 @@ class SocketWatcher(Watcher):
         return epoch_member(sub.epoch) if self._include_epoch else b""
 
     @staticmethod
-    def _frames(news: SharedPage, epoch: bytes) -> bytes:
+    def _frames(page: SharedPage, epoch: bytes) -> bytes:
         frames = text_frame(
             b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]%b}'
-            % (news.topic, news.after_gap, news.to_seq, news.head_seq, news.records, epoch)
+            % (page.topic, page.from_seq, page.to_seq, page.head_seq, page.records, epoch)
         )
-        if news.caught_up:
+        if page.caught_up:
             frames += text_frame(
-                b'{"op":"caught_up","topic":"%b","head_seq":%d}' % (news.topic, news.head_seq)
+                b'{"op":"caught_up","topic":"%b","head_seq":%d}' % (page.topic, page.head_seq)
             )
         return frames
 
-    def tell_caught_up(self, sub: Subscription, head_seq: int) -> None:
+    def write_caught_up(self, sub: Subscription, head_seq: int) -> None:
         self._write(b'{"op":"caught_up","topic":"%b","head_seq":%d}' % (sub.topic.encode(), head_seq))
 
-    def tell_gone(self, sub: Subscription) -> None:
+    def write_topic_deleted(self, sub: Subscription) -> None:
         self.subs.pop(sub.topic, None)
         self._write(
             b'{"op":"topic_deleted","topic":"%b","head_seq":0,"reason":"deleted"}' % sub.topic.encode()
         )
 
-    def tell_too_many(self, topic: str) -> None:
+    def write_too_many_topics(self, topic: str) -> None:
         self._refuse(
-            b"null", "throttled", f"{topic!r} is not followed: a socket follows {STREAM_TOPICS_MAX} topics"
+            b"null",
+            "throttled",
+            f"{topic!r} is not followed: a WebSocket may follow at most {STREAM_TOPICS_MAX} topics",
         )
 
 
 class InvalidJson(TopicsError):
-    """A message whose fields are not what its op takes."""
+    """A message with invalid fields for its op."""
 
     code = "invalid_json"
 
@@ -424,8 +431,8 @@ def open_websocket(call: Call, respond: Respond) -> None:
     if not call.request.wants_websocket:
         respond(no_upgrade())
         return
-    leave = call.services.desk.take_place(call.key)
-    if leave is None:
-        respond(no_place(call))
+    release_slot = call.services.streams.reserve(call.key)
+    if release_slot is None:
+        respond(no_capacity(call))
         return
-    respond(Response(101, websocket=SocketWatcher(call, leave)))
+    respond(Response(101, websocket=WebSocketWatcher(call, release_slot)))

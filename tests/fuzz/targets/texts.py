@@ -100,9 +100,9 @@ def _query(data: bytes) -> None:
 def _place(data: bytes) -> None:
     """A name that is percent-encoded in a path comes out as it went in."""
     gate = Admission(Services(None, Settings(), int, "0", 0), [], int, lambda *_: False)  # type: ignore[arg-type]
-    methods, topic, *_ = gate._find_place(b"/v0/topics/" + quote_from_bytes(data, safe="").encode())
+    methods, topic, *_ = gate._match(b"/v0/topics/" + quote_from_bytes(data, safe="").encode())
     assert topic == data and (methods is not None) == bool(data)
-    methods, topic, *_ = gate._find_place(b"/" + data)
+    methods, topic, *_ = gate._match(b"/" + data)
     assert methods is None or not topic or data.startswith(b"v0/topics/")
 
 

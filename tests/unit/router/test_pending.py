@@ -347,7 +347,7 @@ def test_what_a_shard_says_of_a_stream_is_no_answer_to_a_request() -> None:
     pushed: list[int] = []
     core.on_push = lambda shard, reply: pushed.append(reply.id)
     answers = [send(core) for _ in range(3)]
-    stream = core.take_number()
+    stream = core.new_number()
     answers += [send(core) for _ in range(3)]
     answer(core, 0, stream)
     assert pushed == [stream]
@@ -374,7 +374,7 @@ def test_a_stop_ends_reads_but_no_changes() -> None:
     poll, frames = send(core, op=wire.DIFF, at=5), send(core, op=wire.DIFF_FRAMES, at=5)
     young, write = send(core, op=wire.DIFF, at=6), send(core, op=wire.WRITE, at=5)
     claim = send(core, op=wire.CLAIM, at=5)
-    core.end_reads(5)
+    core.end_polls(5)
     assert [poll.error["code"], frames.error["code"]] == ["shutting_down"] * 2
     # It may have got a lease meanwhile, which only time gives back.
     assert (claim.error["code"], claim.error["detail"]) == ("shutting_down", {"outcome": "unknown"})
@@ -389,7 +389,7 @@ def test_a_claim_stays_on_the_books_when_its_client_goes() -> None:
     claim, poll = send(core, op=wire.CLAIM), send(core, op=wire.DIFF)
     numbers = [request.id for _, request in sent(core)]
     for number in numbers:
-        core.forget(0, number)
+        core.cancel(0, number)
     assert (claim, len(poll), core.in_flight) == ([], 1, 1)
     answer(core, 0, numbers[0])
     assert (len(claim), core.in_flight) == (1, 0)
@@ -471,8 +471,8 @@ class Traffic(RuleBasedStateMachine):
         self.core.expire(self.now_us)
 
     @rule()
-    def end_reads(self) -> None:
-        self.core.end_reads(self.now_us)
+    def end_polls(self) -> None:
+        self.core.end_polls(self.now_us)
 
     @invariant()
     def nobody_is_answered_twice(self) -> None:

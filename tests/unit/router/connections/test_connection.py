@@ -145,14 +145,14 @@ async def pipeline(kinds: list[str], chance: random.Random) -> None:
     stream = b"".join(numbered(kind, i) for i, kind in enumerate(kinds))
     world = World()
     connection, transport = world.connect()
-    while stream or world.gate.waiting or connection.state is not IDLE:
+    while stream or world.admission.waiting or connection.state is not IDLE:
         if stream and chance.random() < 0.6:
             size = chance.choice((1, 2, 17, 100, 1000, 5000))
             connection.data_received(stream[:size])
             stream = stream[size:]
-        if world.gate.waiting and (chance.random() < 0.3 or not stream):
-            assert len(world.gate.waiting) == 1, "only one request is open at a time"
-            world.gate.waiting.pop()()
+        if world.admission.waiting and (chance.random() < 0.3 or not stream):
+            assert len(world.admission.waiting) == 1, "only one request is open at a time"
+            world.admission.waiting.pop()()
         await rest(chance.choice((0, 1, 5)))
     got = list(answers(transport.out))
     assert len(got) == len(kinds)
@@ -184,7 +184,7 @@ def test_a_large_fast_body_in_small_parts() -> None:
         body = random.Random(1).randbytes(FAST_BODY_MAX)
         request = fast(body=body) + MARKS
         world, out = await send([request[i : i + 700] for i in range(0, len(request), 700)])
-        assert bytes(world.gate.handled[0].body) == body
+        assert bytes(world.admission.handled[0].body) == body
         assert [reply["body"] for _, _, reply in answers(out)] == [FAST_BODY_MAX, '"1"', "", '"3"']
         assert world.server.fast_requests == 3
 
@@ -333,7 +333,7 @@ def test_a_bad_chunk_is_refused_at_once_and_nothing_is_carried_out() -> None:
             await rest(3)
         [(status, head, body)] = answers(transport.out)
         assert status == 400 and b"Connection: close" in head and body["error"]["code"] == "invalid_request"
-        assert connection.state is CLOSING and transport.ended and not world.gate.handled
+        assert connection.state is CLOSING and transport.ended and not world.admission.handled
         assert world.server.receiving.held == 0
         assert not others()
 
@@ -373,7 +373,7 @@ def test_fields_of_a_request_are_the_same_on_both_ways() -> None:
         )
         request = fast(b"/v0/topics/a/diff?x=1&y=", b"[]", headers)
         (one, _), (two, _) = await send([request]), await send([request], fast_path=False)
-        first, second = one.gate.handled[0], two.gate.handled[0]
+        first, second = one.admission.handled[0], two.admission.handled[0]
         assert first == second
         assert first.idempotency_key == b"\xc3\xa9\xff" and first.authorization == b"Bearer  a b"
 
@@ -384,7 +384,7 @@ def test_repeated_list_headers_are_one_list() -> None:
     async def test() -> None:
         headers = b"Accept: a/b\r\nAccept: application/vnd.topics.frames\r\nIdempotency-Key: 1\r\nIdempotency-Key: 2\r\n"
         world, _ = await send([fast(headers=headers)])
-        [request] = world.gate.handled
+        [request] = world.admission.handled
         assert request.accept == b"a/b, application/vnd.topics.frames" and request.idempotency_key == b"1"
 
     run(test)
@@ -401,7 +401,7 @@ def test_targets_that_are_whole_urls() -> None:
         }
         for target, expected in targets.items():
             world, _ = await send([slow(target)])
-            [request] = world.gate.handled
+            [request] = world.admission.handled
             assert (request.path, request.query) == expected, target
 
     run(test)

@@ -53,10 +53,10 @@ def test_reading_ahead_is_bounded() -> None:
                 connection.data_received(part)
                 sent += 200
             most = max(most, len(connection._buffer))
-            world.gate.waiting.pop()()
+            world.admission.waiting.pop()()
         assert most <= READ_AHEAD_MAX + len(part)
-        while world.gate.waiting:
-            world.gate.waiting.pop()()
+        while world.admission.waiting:
+            world.admission.waiting.pop()()
         assert len(list(answers(transport.out))) == sent + 1
         assert transport.reads and connection.state is IDLE
 
@@ -66,18 +66,18 @@ def test_reading_ahead_is_bounded() -> None:
 def test_no_request_is_begun_for_a_client_that_does_not_read() -> None:
     async def test() -> None:
         world = World()
-        world.gate.size = 100_000
+        world.admission.size = 100_000
         connection, transport = world.connect()
         connection.data_received(fast() + fast(b"/v0/topics/wait"))
         transport.unread = 150_000
         connection.pause_writing()
         assert world.server.stalled_bytes == 150_000
-        world.gate.waiting.pop()()
-        world.gate.size = 0
-        handled = len(world.gate.handled)
+        world.admission.waiting.pop()()
+        world.admission.size = 0
+        handled = len(world.admission.handled)
         for _ in range(10):
             connection.data_received(slow() + fast() * 50)
-        assert len(world.gate.handled) == handled, "it still has to read"
+        assert len(world.admission.handled) == handled, "it still has to read"
         while transport.reads:
             connection.data_received(fast() * 1000)
         assert len(connection._buffer) < 2 * READ_AHEAD_MAX
@@ -85,7 +85,7 @@ def test_no_request_is_begun_for_a_client_that_does_not_read() -> None:
         connection.resume_writing()
         await rest(200)
         assert world.server.stalled_bytes == 0
-        assert transport.reads and not connection._buffer and len(world.gate.handled) > handled + 500
+        assert transport.reads and not connection._buffer and len(world.admission.handled) > handled + 500
 
     run(test)
 
@@ -95,16 +95,16 @@ def test_an_answer_counts_whole_until_its_last_byte_is_taken() -> None:
 
     async def test() -> None:
         world = World()
-        world.gate.size = 1 << 20
+        world.admission.size = 1 << 20
         connection, transport = world.connect()
         transport.unread = 1  # of what is written next
         connection.data_received(fast() + fast())
         assert world.server.stalled_bytes >= 1 << 20
-        assert len(world.gate.handled) == 1
+        assert len(world.admission.handled) == 1
         transport.unread = 0
         connection.resume_writing()
         assert world.server.stalled_bytes == 0 and transport.high_water > 0
-        assert len(world.gate.handled) == 2
+        assert len(world.admission.handled) == 2
 
     run(test)
 
@@ -112,11 +112,11 @@ def test_an_answer_counts_whole_until_its_last_byte_is_taken() -> None:
 def test_an_answer_that_aiohttp_has_not_written_yet_counts() -> None:
     async def test() -> None:
         world = World()
-        world.gate.size = 1 << 20
+        world.admission.size = 1 << 20
         connection, transport = world.connect()
         connection.data_received(slow(b"/v0/topics/wait"))
         await rest()
-        world.gate.waiting.pop()()
+        world.admission.waiting.pop()()
         assert not transport.writes and world.server.stalled_bytes >= 1 << 20
         await rest()
         assert len(transport.out) > 1 << 20 and world.server.stalled_bytes == 0
@@ -128,12 +128,12 @@ def test_aiohttp_keeps_no_answer_that_is_written() -> None:
     async def test() -> None:
         world = World()
         connection, transport = world.connect()
-        world.gate.page = Page(1 << 20)
-        kept = weakref.ref(world.gate.page)
+        world.admission.page = Page(1 << 20)
+        kept = weakref.ref(world.admission.page)
         connection.data_received(slow())
         await rest()
         assert len(transport.out) > 1 << 20
-        world.gate.page = None
+        world.admission.page = None
         assert kept() is None
 
     run(test)
@@ -179,7 +179,7 @@ def test_unfinished_fast_bodies_count_as_being_received() -> None:
         assert world.server.receiving.held == 300_000
         connection.data_received(request[300_000:])
         assert world.server.receiving.held == 0, "the gate has it"
-        world.gate.waiting.pop()()
+        world.admission.waiting.pop()()
         assert len(list(answers(transport.out))) == 1
         connection.data_received(request[:400_000])
         connection.connection_lost(None)
@@ -210,7 +210,7 @@ def test_a_client_that_has_sent_all_still_gets_its_answers(request_: bytes) -> N
         await rest()
         assert connection.eof_received() is True
         assert not transport.closed
-        world.gate.waiting.pop()()
+        world.admission.waiting.pop()()
         await rest()
         assert [body["path"] for _, _, body in answers(transport.out)] == [
             "/v0/topics/wait",
@@ -236,7 +236,7 @@ def test_half_a_request_is_nothing_when_the_client_has_ended(request_: bytes) ->
             assert transport.closed and not transport.writes
             connection.connection_lost(None)
             await rest(4)
-            assert not world.gate.handled and not others()
+            assert not world.admission.handled and not others()
 
     run(test)
 
@@ -252,7 +252,7 @@ def test_an_answer_for_nobody(request_: bytes) -> None:
         connection.data_received(request_ + fast())
         await rest()
         connection.connection_lost(ConnectionResetError())
-        world.gate.waiting.pop()()
+        world.admission.waiting.pop()()
         await rest()
         assert transport.out == b"" and not world.server.connections and not others()
 
@@ -278,7 +278,7 @@ def test_a_connection_lost_in_the_turn_of_its_request(before: bytes) -> None:
             gc.collect()
             statuses = [status for status, _, _ in answers(transport.out)]
             assert statuses == [200] * bool(before) + [400] * (request is bad)
-            assert len(world.gate.handled) == bool(before) and not others()
+            assert len(world.admission.handled) == bool(before) and not others()
 
     run(test)
     assert faults == []
@@ -300,7 +300,7 @@ def test_a_client_that_leaves_in_its_body_is_no_fault(caplog: pytest.LogCaptureF
                     await rest(turns)
                     connection.connection_lost(None)
                     await rest()
-                    assert not world.gate.handled and not others() and world.server.receiving.held == 0
+                    assert not world.admission.handled and not others() and world.server.receiving.held == 0
 
     run(test)
     assert caplog.records == []
@@ -319,7 +319,7 @@ def test_a_refused_body_that_is_too_long_to_read_ends_the_connection() -> None:
             # The rest is read for a while and thrown away, so that the answer is not lost.
             assert transport.ended and not transport.closed and transport.reads
             connection.data_received(fast())
-            assert not world.gate.handled and not connection._buffer and not others()
+            assert not world.admission.handled and not connection._buffer and not others()
             world.sweep(connection, after_us=LINGER_US + 1)
             assert transport.closed
 
@@ -336,7 +336,7 @@ def test_a_body_turns_out_too_large() -> None:
             await rest(4)
         [(status, head, _)] = answers(transport.out)
         assert status == 413 and b"Connection: close" in head and transport.ended
-        assert not world.gate.handled and world.server.receiving.held == 0 and not others()
+        assert not world.admission.handled and world.server.receiving.held == 0 and not others()
 
     run(test)
 
@@ -361,22 +361,22 @@ def test_nothing_is_begun_or_written_once_the_transport_closes() -> None:
             connection.data_received(fast(b"/v0/topics/wait"))
             transport.unread = 100_000
             connection.pause_writing()
-            world.gate.waiting.pop()()
+            world.admission.waiting.pop()()
             connection.data_received(fast() + slow() + b"P")
             transport.writes.clear()
-            handled = len(world.gate.handled)
+            handled = len(world.admission.handled)
             end(connection)
             world.sweep(connection, after_us=59_000_000)
             if end is Connection.drain:
                 assert transport.closed
                 connection.resume_writing()
                 await rest()
-                assert not transport.writes and len(world.gate.handled) == handled
+                assert not transport.writes and len(world.admission.handled) == handled
             else:
                 assert not transport.closed
                 connection.resume_writing()
                 await rest()
-                assert transport.closed and len(world.gate.handled) == handled + 2
+                assert transport.closed and len(world.admission.handled) == handled + 2
 
     run(test)
 
@@ -405,7 +405,7 @@ def test_a_fault_is_answered() -> None:
     async def test() -> None:
         world = World()
         connection, transport = world.connect()
-        world.gate.fails = True
+        world.admission.fails = True
         connection.data_received(fast() + slow())
         await rest()
         got = list(answers(transport.out))
@@ -450,7 +450,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(part: bytes) -> None:
         [(status, head, body)] = answers(transport.out)
         assert status == 408 and b"Connection: close" in head and body["error"]["code"] == "request_timeout"
         assert transport.ended and connection.state is CLOSING
-        assert len(world.gate.handled) == 2 and not others()
+        assert len(world.admission.handled) == 2 and not others()
 
     run(test)
 
@@ -508,8 +508,8 @@ def test_draining_ends_each_connection_after_its_answer() -> None:
             connection.drain()
         idle.drain()
         assert idle_transport.closed
-        while world.gate.waiting:
-            world.gate.waiting.pop()()
+        while world.admission.waiting:
+            world.admission.waiting.pop()()
         await rest()
         for _, transport in opened:
             [(status, head, _)] = answers(transport.out)

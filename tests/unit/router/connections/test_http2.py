@@ -51,7 +51,7 @@ def test_a_request_reaches_the_gate_as_it_was_sent(bench: Bench) -> None:
         cookie="ignored",
     )
     bench.run()
-    assert bench.gate.handled == [
+    assert bench.admission.handled == [
         Request(
             method=b"POST",
             path=b"/echo/a%2Fb",
@@ -84,7 +84,7 @@ def test_repeated_headers(bench: Bench) -> None:
     head += [("accept", "a/b"), ("accept", "c/d"), ("authorization", "first"), ("authorization", "second")]
     bench.client.h2.send_headers(1, head, end_stream=True)
     bench.run()
-    request = bench.gate.handled[0]
+    request = bench.admission.handled[0]
     assert (request.accept, request.authorization) == (b"a/b, c/d", b"first")
 
 
@@ -95,19 +95,19 @@ def test_repeated_headers(bench: Bench) -> None:
 def test_the_gate_hears_the_declared_length(bench: Bench, sent: dict[str, Any], declared: int | None) -> None:
     bench.client.request("/echo", **sent)
     bench.run()
-    assert [length for _, length in bench.gate.screened] == [declared]
+    assert [length for _, length in bench.admission.screened] == [declared]
 
 
 def test_connect_has_no_path_and_is_the_gates_to_refuse(bench: Bench) -> None:
-    bench.gate.refusals[b"/"] = Response(405, b"{}")
+    bench.admission.refusals[b"/"] = Response(405, b"{}")
     bench.client.h2.send_headers(1, [(":method", "CONNECT"), (":authority", "here:80")])
     bench.run()
     assert bench.client.got[1].status == 405
 
 
 def test_head_and_204(bench: Bench) -> None:
-    bench.gate.answers[b"/a"] = Response(200, b"12345", b"text/plain")
-    bench.gate.answers[b"/b"] = Response(204, head=b"X-Y: z\r\n")
+    bench.admission.answers[b"/a"] = Response(200, b"12345", b"text/plain")
+    bench.admission.answers[b"/b"] = Response(204, head=b"X-Y: z\r\n")
     head = bench.client.request("/a", method="HEAD")
     empty = bench.client.request("/b")
     bench.run()
@@ -122,7 +122,9 @@ def test_head_and_204(bench: Bench) -> None:
 
 
 def test_empty_body_type_and_lines_that_http2_forbids(bench: Bench) -> None:
-    bench.gate.answers[b"/a"] = Response(200, memoryview(b""), b"", b'Connection: close\r\nETag: "a:b"\r\n')
+    bench.admission.answers[b"/a"] = Response(
+        200, memoryview(b""), b"", b'Connection: close\r\nETag: "a:b"\r\n'
+    )
     stream = bench.client.request("/a")
     bench.run()
     assert bench.client.got[stream].headers == {
@@ -134,7 +136,7 @@ def test_empty_body_type_and_lines_that_http2_forbids(bench: Bench) -> None:
 
 
 def test_expect_100_continue(bench: Bench) -> None:
-    bench.gate.refusals[b"/no"] = Response(401, b"{}")
+    bench.admission.refusals[b"/no"] = Response(401, b"{}")
     waits = bench.client.request("/echo", b"", end=False, expect="100-continue")
     refused = bench.client.request("/no", b"", end=False, expect="100-continue")
     at_once = bench.client.request("/wait", b"here", expect="100-continue")
@@ -166,12 +168,12 @@ def test_a_body_of_another_length_than_declared(bench: Bench, body: bytes | None
     bench.client.send(other, b"!")
     bench.run()
     assert bench.client.got[stream].reset == ErrorCodes.PROTOCOL_ERROR
-    assert not bench.gate.waiting
+    assert not bench.admission.waiting
     assert bench.client.got[other].body == b"other!"
 
 
 def test_a_client_that_ends_a_refused_body_early(bench: Bench) -> None:
-    bench.gate.refusals[b"/no"] = Response(401, b"{}")
+    bench.admission.refusals[b"/no"] = Response(401, b"{}")
     stream = bench.client.request("/no", b"first", end=False, content_length="1000")
     bench.run()
     bench.client.h2.end_stream(stream)
@@ -191,9 +193,9 @@ def test_interleaved_streams_get_their_own_answers_in_any_order(bench: Bench) ->
         for path in paths:
             bench.client.send(streams[path], f"{path}:{part} ".encode(), end=part == 2)
     bench.run()
-    bodies = {request.path: request.body for request in bench.gate.handled}
+    bodies = {request.path: request.body for request in bench.admission.handled}
     for path in reversed(paths):
-        respond = bench.gate.waiting.pop(path.encode())
+        respond = bench.admission.waiting.pop(path.encode())
         respond(Response(200, b"for " + bytes(bodies[path.encode()])))
     bench.run()
     for path in paths:
@@ -213,7 +215,7 @@ def test_one_batch_is_one_write(bench: Bench) -> None:
 
 
 def test_many_answers_without_a_body_leave_in_one_batch(bench: Bench) -> None:
-    bench.gate.answers[b"/none"] = Response(204)
+    bench.admission.answers[b"/none"] = Response(204)
     for _ in range(100):
         bench.client.request("/none")
     bench.raw(bench.client.h2.data_to_send())
@@ -228,8 +230,8 @@ def test_an_answer_after_a_reset_goes_nowhere(bench: Bench) -> None:
     bench.client.h2.reset_stream(gone, ErrorCodes.CANCEL)
     kept = bench.client.request("/kept")
     bench.run()
-    bench.gate.waiting.pop(b"/gone")(Response(200, b"late"))
-    bench.gate.waiting.pop(b"/kept")(Response(200, b"kept"))
+    bench.admission.waiting.pop(b"/gone")(Response(200, b"late"))
+    bench.admission.waiting.pop(b"/kept")(Response(200, b"kept"))
     bench.run()
     assert bench.client.got[gone] == Got()
     assert bench.client.got[kept].body == b"kept"
@@ -237,8 +239,8 @@ def test_an_answer_after_a_reset_goes_nowhere(bench: Bench) -> None:
 
 def test_request_and_reset_in_one_batch(bench: Bench) -> None:
     """h2 knows of the reset before the gate hears of the request."""
-    bench.gate.answers[b"/now"] = Response(200, b"x")
-    bench.gate.refusals[b"/no"] = Response(401, b"{}")
+    bench.admission.answers[b"/now"] = Response(200, b"x")
+    bench.admission.refusals[b"/no"] = Response(401, b"{}")
     for path in ("/now", "/no", "/wait"):
         for body in (None, b"abc"):
             for expect in ("", "100-continue"):
@@ -260,7 +262,7 @@ def test_answering_twice_is_a_bug(bench: Bench) -> None:
     bench.transport.high_water = 0
     bench.server.pause_writing()
     bench.run()
-    respond = bench.gate.waiting.pop(b"/wait")
+    respond = bench.admission.waiting.pop(b"/wait")
     respond(Response(200, b"one"))
     with pytest.raises(AssertionError):
         respond(Response(200, b"two"))
@@ -272,10 +274,10 @@ def test_streams_over_the_limit_are_refused_one_by_one(bench: Bench) -> None:
     streams = [eager.request(f"/wait/{number}") for number in range(STREAMS_MAX + 10)]
     bench.run()
     assert [eager.got[stream].reset for stream in streams[STREAMS_MAX:]] == [ErrorCodes.REFUSED_STREAM] * 10
-    assert len(bench.gate.waiting) == STREAMS_MAX
-    for respond in bench.gate.waiting.values():
+    assert len(bench.admission.waiting) == STREAMS_MAX
+    for respond in bench.admission.waiting.values():
         respond(Response(200, b"ok"))
-    bench.gate.waiting.clear()
+    bench.admission.waiting.clear()
     bench.run()
     assert all(eager.got[stream].body == b"ok" for stream in streams[:STREAMS_MAX])
     assert eager.goaway is None
@@ -302,16 +304,16 @@ def test_drain_lets_open_streams_finish_and_takes_no_new_ones(bench: Bench) -> N
     bench.server.drain()
     bench.raw(bench.client.h2.data_to_send())
     assert bench.transport.take().count(ErrorCodes.REFUSED_STREAM.to_bytes(4, "big")) >= 1
-    assert b"/late" not in bench.gate.waiting
+    assert b"/late" not in bench.admission.waiting
     assert not bench.transport.closed
     # h2's client hears nothing after a GOAWAY, so the rest is read from the frames' payloads.
     bench.raw(DataFrame(half, b"done", flags=["END_STREAM"]).serialize())
     assert b"half done" in bench.transport.take()
     bench.raw(b"".join(window_update(stream, 1 << 20) for stream in (0, open_stream)))
-    bench.gate.waiting.pop(b"/wait")(Response(200, body))
+    bench.admission.waiting.pop(b"/wait")(Response(200, body))
     assert bench.transport.take().count(b"d") >= len(body)
     assert bench.transport.closed and not bench.transport.aborted
-    assert late not in bench.gate.waiting
+    assert late not in bench.admission.waiting
 
 
 def test_a_stream_that_is_reset_while_it_is_refused(bench: Bench) -> None:
@@ -322,7 +324,7 @@ def test_a_stream_that_is_reset_while_it_is_refused(bench: Bench) -> None:
     bench.client.h2.reset_stream(late)
     bench.raw(bench.client.h2.data_to_send())
     assert bench.server.busy
-    bench.gate.waiting.pop(b"/wait")(Response(200))
+    bench.admission.waiting.pop(b"/wait")(Response(200))
     assert bench.transport.closed
 
 
@@ -351,7 +353,7 @@ def test_a_client_that_says_goodbye_gets_its_answers(bench: Bench) -> None:
     bench.raw(bench.client.h2.data_to_send() + PING)
     assert not bench.transport.closed
     assert b"01234567" in bench.transport.take()
-    bench.gate.waiting.pop(b"/wait")(Response(200, b"goodbye"))
+    bench.admission.waiting.pop(b"/wait")(Response(200, b"goodbye"))
     assert b"goodbye" in bench.transport.take()
     assert bench.transport.closed and stream == 1
 
@@ -373,7 +375,7 @@ def test_sweep_answers_requests_that_stall(bench: Bench) -> None:
     bench.run()
     assert got.reset == ErrorCodes.NO_ERROR
     bench.client.send(fresh, b"!")
-    bench.gate.waiting.pop(b"/wait")(Response(200, b"w"))
+    bench.admission.waiting.pop(b"/wait")(Response(200, b"w"))
     bench.run()
     assert bench.client.got[fresh].body == b"young!"
     assert bench.client.got[waiting].body == b"w"
@@ -387,7 +389,7 @@ def test_sweep_resets_answers_that_do_not_move(bench: Bench) -> None:
     bench.client.reading = False
     stream = bench.client.request("/wait")
     bench.run()
-    bench.gate.waiting.pop(b"/wait")(Response(200, b"x" * 100_000))
+    bench.admission.waiting.pop(b"/wait")(Response(200, b"x" * 100_000))
     began_us = bench.now_us
     bench.now_us += 10
     bench.client.h2.increment_flow_control_window(1)
@@ -402,7 +404,7 @@ def test_sweep_resets_answers_that_do_not_move(bench: Bench) -> None:
     assert bench.sending.held == 0
     alive = bench.client.request("/wait", method="HEAD")
     bench.run()
-    bench.gate.waiting.pop(b"/wait")(Response(200, b"x"))
+    bench.admission.waiting.pop(b"/wait")(Response(200, b"x"))
     bench.run()
     assert bench.client.got[alive].status == 200
 
@@ -415,7 +417,7 @@ def test_activity_and_busy(bench: Bench) -> None:
     assert bench.server.busy
     assert bench.server.last_activity_us == bench.now_us
     bench.now_us += 5
-    bench.gate.waiting.pop(b"/wait")(Response(200, b"x"))
+    bench.admission.waiting.pop(b"/wait")(Response(200, b"x"))
     assert not bench.server.busy
     assert bench.server.last_activity_us == bench.now_us
 
@@ -432,7 +434,7 @@ class Front(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.connection = Http2Connection(
             transport,  # type: ignore[arg-type]
-            self.bench.gate,
+            self.bench.admission,
             body_bytes_max=4 << 20,
             receiving=self.bench.receiving,
             sending=self.bench.sending,
@@ -457,7 +459,7 @@ async def _talk(bench: Bench) -> None:
     server = await asyncio.get_running_loop().create_server(lambda: Front(bench), "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     client = bench.client
-    bench.gate.answers[b"/large"] = Response(200, bytes(range(256)) * 20_000)
+    bench.admission.answers[b"/large"] = Response(200, bytes(range(256)) * 20_000)
     large = client.request("/large")
     small = [client.request(f"/echo/{number}", b"%d" % number * 500) for number in range(50)]
     upload = client.request("/echo/upload", b"", end=False)

@@ -23,7 +23,7 @@ from topics.protocols.http.exchange import Request, Respond, Response
 
 
 def test_a_refusal_from_the_head_does_not_wait_for_the_body(bench: Bench) -> None:
-    bench.gate.refusals[b"/no"] = Response(401, b'{"error":{"code":"unauthorized","message":"m"}}')
+    bench.admission.refusals[b"/no"] = Response(401, b'{"error":{"code":"unauthorized","message":"m"}}')
     stream = bench.client.request("/no", b"first", end=False)
     bench.run()
     got = bench.client.got[stream]
@@ -34,12 +34,12 @@ def test_a_refusal_from_the_head_does_not_wait_for_the_body(bench: Bench) -> Non
         assert bench.receiving.held == 0
     assert got.reset == ErrorCodes.NO_ERROR
     assert not bench.server.busy
-    assert not bench.gate.handled
+    assert not bench.admission.handled
 
 
 @pytest.mark.parametrize("how", ["ends", "resets", "is swept", "is drained"])
 def test_an_answered_stream_whose_request_is_open(bench: Bench, how: str) -> None:
-    bench.gate.refusals[b"/no"] = Response(401, b"{}")
+    bench.admission.refusals[b"/no"] = Response(401, b"{}")
     stream = bench.client.request("/no", b"first", end=False)
     bench.run()
     assert bench.server.busy
@@ -58,12 +58,12 @@ def test_an_answered_stream_whose_request_is_open(bench: Bench, how: str) -> Non
             bench.transport.take()  # h2's client wants no RST_STREAM after a GOAWAY
     bench.run()
     assert not bench.server.busy
-    assert not bench.gate.handled
+    assert not bench.admission.handled
     assert bench.client.got[stream].status == 401
 
 
 def test_a_refused_request_that_is_complete_is_not_reset(bench: Bench) -> None:
-    bench.gate.refusals[b"/no"] = Response(401, b"{}")
+    bench.admission.refusals[b"/no"] = Response(401, b"{}")
     stream = bench.client.request("/no", b"all of it")
     bench.run()
     assert (bench.client.got[stream].ended, bench.client.got[stream].reset) == (True, None)
@@ -95,7 +95,7 @@ def test_an_undeclared_body_over_the_cap(bench: Bench, at_once: bool) -> None:
     assert (got.status, got.code) == (413, "payload_too_large")
     assert got.reset is None
     assert bench.receiving.held == 0
-    assert not bench.gate.handled
+    assert not bench.admission.handled
 
 
 def test_what_is_thrown_away_still_opens_the_window(bench: Bench) -> None:
@@ -145,7 +145,7 @@ def test_a_gate_that_fails_leaves_no_bytes_behind(bench: Bench) -> None:
     def fail(_request: Request, _respond: Respond) -> None:
         raise RuntimeError
 
-    bench.gate.handle = fail  # type: ignore[method-assign]
+    bench.admission.handle = fail  # type: ignore[method-assign]
     bench.client.request("/echo", b"x" * 1000)
     with pytest.raises(RuntimeError):
         bench.run()
@@ -170,7 +170,7 @@ def test_a_large_answer_follows_the_clients_window(bench: Bench) -> None:
     bench.client.reading = False
     stream = bench.client.request("/wait")
     bench.run()
-    bench.gate.waiting.pop(b"/wait")(Response(200, memoryview(body)))
+    bench.admission.waiting.pop(b"/wait")(Response(200, memoryview(body)))
     assert bench.sending.held == len(body), "it is one piece, and kept until its last byte is sent"
     bench.run()
     got = bench.client.got[stream]
@@ -194,7 +194,7 @@ def test_a_window_that_the_settings_shrink_below_zero(bench: Bench) -> None:
     bench.client.reading = False
     stream = bench.client.request("/wait")
     bench.run()
-    bench.gate.waiting.pop(b"/wait")(Response(200, body))
+    bench.admission.waiting.pop(b"/wait")(Response(200, body))
     bench.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
     bench.run()
     bench.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 300_000})
@@ -226,7 +226,7 @@ def test_a_large_body_does_not_starve_the_others(bench: Bench) -> None:
     bench.run()
     bench.server.pause_writing()
     for number, size in enumerate((900_000, 40_000, 40_000)):
-        bench.gate.waiting.pop(b"/wait/%d" % number)(Response(200, b"%d" % number * size))
+        bench.admission.waiting.pop(b"/wait/%d" % number)(Response(200, b"%d" % number * size))
     bench.server.resume_writing()
     bench.run()
     assert bench.client.order[:9] == [1, 3, 5, 1, 3, 5, 1, 3, 5]
@@ -239,8 +239,8 @@ def test_a_blocked_stream_does_not_hold_up_the_others(bench: Bench) -> None:
     other = bench.client.request("/wait/small")
     bench.client.h2.increment_flow_control_window(1 << 20)
     bench.run()
-    bench.gate.waiting.pop(b"/wait/large")(Response(200, b"l" * 500_000))
-    bench.gate.waiting.pop(b"/wait/small")(Response(200, b"s"))
+    bench.admission.waiting.pop(b"/wait/large")(Response(200, b"l" * 500_000))
+    bench.admission.waiting.pop(b"/wait/small")(Response(200, b"s"))
     bench.run()
     assert not bench.client.got[blocked].ended
     assert bench.client.got[other].body == b"s"
@@ -253,7 +253,7 @@ def test_a_paused_transport_gets_no_more_than_one_write(bench: Bench) -> None:
     stream = bench.client.request("/wait")
     bench.run()
     bench.transport.high_water = 65536
-    bench.gate.waiting.pop(b"/wait")(Response(200, body))
+    bench.admission.waiting.pop(b"/wait")(Response(200, body))
     written = sum(map(len, bench.transport.writes))
     assert WRITE_BYTES_MAX <= written < WRITE_BYTES_MAX + 70_000
     assert bench.sending.held > len(body) - written
@@ -279,7 +279,7 @@ def test_an_answer_that_the_budget_has_no_room_for(make_bench: Callable[..., Ben
     streams = [bench.client.request(f"/wait/{number}") for number in range(3)]
     bench.run()
     for number in range(3):
-        bench.gate.waiting.pop(b"/wait/%d" % number)(Response(200, b"b" * 200_000))
+        bench.admission.waiting.pop(b"/wait/%d" % number)(Response(200, b"b" * 200_000))
     bench.run()
     assert [bench.client.got[stream].reset for stream in streams] == [
         None,
@@ -297,7 +297,7 @@ def test_a_stream_that_is_reset_while_it_waits_to_send(bench: Bench) -> None:
     bench.run()
     bench.server.pause_writing()
     for path in (b"/wait/gone", b"/wait/kept"):
-        bench.gate.waiting.pop(path)(Response(200, b"x" * 1000))
+        bench.admission.waiting.pop(path)(Response(200, b"x" * 1000))
     assert bench.sending.held == 2000
     bench.client.h2.reset_stream(gone)
     bench.run()
@@ -315,10 +315,10 @@ def test_what_can_be_sent_at_once_needs_no_budget(make_bench: Callable[..., Benc
     bench.client.h2.increment_flow_control_window(4 << 20)
     stream = bench.client.request("/wait")
     bench.run()
-    bench.gate.waiting.pop(b"/wait")(Response(200, b"b" * 2_000_000))
+    bench.admission.waiting.pop(b"/wait")(Response(200, b"b" * 2_000_000))
     bench.run()
     assert len(bench.client.got[stream].body) == 2_000_000
-    bench.sending.give(1)
+    bench.sending.release(1)
 
 
 def test_a_stream_may_get_further_chunks(bench: Bench) -> None:

@@ -237,7 +237,7 @@ def test_malformed_heads_end_the_connection(bench: Bench, head: list[tuple[str, 
     bench.client.receive(bench.transport.take())
     assert bench.client.goaway is not None
     assert bench.client.goaway.error_code == ErrorCodes.PROTOCOL_ERROR
-    assert not bench.gate.handled and other == 1
+    assert not bench.admission.handled and other == 1
 
 
 @fault("request", "malformed HTTP/2 bytes", "the connection is ended; the front goes on")
@@ -285,8 +285,8 @@ def _conversation(client: Client) -> bytes:
 
 def _scripted() -> Bench:
     bench = Bench()
-    bench.gate.refusals[b"/no"] = Response(401, b"{}")
-    bench.gate.answers[b"/none"] = Response(204)
+    bench.admission.refusals[b"/no"] = Response(401, b"{}")
+    bench.admission.answers[b"/none"] = Response(204)
     return bench
 
 

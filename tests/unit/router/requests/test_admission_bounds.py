@@ -17,7 +17,7 @@ import pytest
 
 from router.connections.budget import ByteBudget
 from router.pending import PendingRequests
-from router.requests.admission import LARGE_ANSWER, SLOW_READERS_BYTES_MAX, Admission
+from router.requests.admission import LARGE_RESPONSE, SLOW_READERS_BYTES_MAX, Admission
 from router.requests.call import Services
 from tests.support.faults import fault
 from topics.link import wire
@@ -40,7 +40,7 @@ class Bench:
         self.queue_is_full = self.queue_is_slow = False
         self.queue: list[Callable[[], None]] = []
         services = Services(self.core, Settings(), lambda: 0, "0", 0)
-        self.gate = Admission(services, [], lambda: self.buffered, self._offload)
+        self.admission = Admission(services, [], lambda: self.buffered, self._offload)
         self.answers: list[Response] = []
 
     def _offload(
@@ -54,7 +54,7 @@ class Bench:
 
     def ask(self, method: bytes, path: bytes, body: bytes = b"", **headers: bytes) -> None:
         request = Request(method, path, b"", 0, body, content_type=JSON, **headers)
-        self.gate.handle(request, self.answers.append)
+        self.admission.handle(request, self.answers.append)
 
     def answer(self, body: bytes) -> None:
         """The worker's answer to the one request that it was sent."""
@@ -73,7 +73,7 @@ class Bench:
         error = json.loads(bytes(response.body))["error"]
         assert (response.status, error["code"], error["detail"]) == (429, "throttled", {"limit": limit})
         assert b"Retry-After" in response.head
-        assert self.gate.open == 0
+        assert self.admission.open == 0
 
 
 # ---- bodies that are being received
@@ -91,10 +91,10 @@ def test_budget_is_never_passed_but_for_one_alone() -> None:
     assert budget.held == 60, "a refusal takes nothing"
     assert budget.take(40)
     assert not budget.take(1)
-    budget.give(100)
+    budget.release(100)
     assert budget.take(1000), "one alone may be larger than the whole budget"
     assert not budget.take(1)
-    budget.give(1000)
+    budget.release(1000)
     assert budget.held == 0
 
 
@@ -102,7 +102,7 @@ def test_giving_back_too_much_is_a_bug() -> None:
     budget = ByteBudget(100)
     budget.take(5)
     with pytest.raises(AssertionError):
-        budget.give(6)
+        budget.release(6)
 
 
 # ---- packing and unpacking
@@ -194,7 +194,7 @@ def test_large_answer_that_comes_when_too_much_is_buffered() -> None:
     bench = Bench()
     bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
     bench.buffered = SLOW_READERS_BYTES_MAX + 1
-    bench.answer(b"x" * LARGE_ANSWER)
+    bench.answer(b"x" * LARGE_RESPONSE)
     bench.refused("buffered")
 
 
@@ -203,7 +203,7 @@ def test_large_answer_to_a_write_is_sent_all_the_same() -> None:
     bench = Bench()
     bench.ask(b"POST", b"/v0/topics/a", BODY)
     bench.buffered = SLOW_READERS_BYTES_MAX + 1
-    bench.answer(b"x" * LARGE_ANSWER)
+    bench.answer(b"x" * LARGE_RESPONSE)
     assert bench.only.status == 200
 
 
@@ -211,16 +211,16 @@ def test_small_answer_is_sent_all_the_same() -> None:
     bench = Bench()
     bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
     bench.buffered = SLOW_READERS_BYTES_MAX + 1
-    bench.answer(b"x" * (LARGE_ANSWER - 1))
+    bench.answer(b"x" * (LARGE_RESPONSE - 1))
     assert bench.only.status == 200
 
 
 def test_answers_that_are_being_compressed_count() -> None:
     bench = Bench()
     bench.queue_is_slow = True
-    bench.buffered = SLOW_READERS_BYTES_MAX - LARGE_ANSWER + 1
+    bench.buffered = SLOW_READERS_BYTES_MAX - LARGE_RESPONSE + 1
     bench.ask(b"POST", b"/v0/topics/a/diff", b"{}", accept_encoding=b"gzip")
-    bench.answer(b"x" * LARGE_ANSWER)
+    bench.answer(b"x" * LARGE_RESPONSE)
     assert not bench.answers
     bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
     assert bench.only.status == 429

@@ -263,7 +263,7 @@ def test_reads_of_topics_that_nobody_wants_any_more_make_room_for_others() -> No
     client = town.front.stream(dict.fromkeys(names, 0))
     town.carry_up()
     town.carry_down()
-    fanout = town.front.desk.fanout
+    fanout = town.front.streams.fanout
     for name in names[:READS_PER_WATCHER]:
         assert sub_of(client, name).state == "reading"
         fanout.unsubscribe(stream_of(client), name)
@@ -286,13 +286,13 @@ def test_pages_that_were_asked_for_are_bounded_and_everybody_has_a_turn(
     gone = clients.pop()
     gone.leave()
     for _ in range(200):
-        assert town.front.desk.fanout._reading_bytes <= 3000
+        assert town.front.streams.fanout._reading_bytes <= 3000
         if not town.carry_down() and not town.carry_up():
             break
     town.rest()
     for client in clients:
         check_whole(client, 20)
-    assert town.front.desk.fanout._reading_bytes == 0
+    assert town.front.streams.fanout._reading_bytes == 0
 
 
 @fault("client", "a client takes nothing for 30 s", "its stream ends with `slow_consumer`; its session stays")

@@ -197,7 +197,7 @@ def test_a_topic_that_a_client_has_let_go_does_not_come_back_with_the_shard() ->
         town.write(1, name)
     town.rest()
     assert isinstance(client.stream, EventStream)
-    town.front.desk.fanout.unsubscribe(client.stream, "a.1")
+    town.front.streams.fanout.unsubscribe(client.stream, "a.1")
     town.disks[0].sync_all()
     town.kill()
     town.start()

@@ -69,7 +69,7 @@ def code(response: Any) -> tuple[int, str]:
 def test_a_stream_says_whose_it_is(town: Town, query: str) -> None:
     with pytest.raises(InvalidRequest, match="node"):
         town.front.work("absent", query)
-    assert town.front.desk.count == 0
+    assert town.front.streams.count == 0
 
 
 def test_what_is_not_there(town: Town) -> None:
@@ -80,7 +80,7 @@ def test_what_is_not_there(town: Town) -> None:
         answers = town.front.work(topic, consumer=consumer)
         town.rest()
         assert code(answers[0]) == (status, name)
-    assert town.front.desk.count == 0
+    assert town.front.streams.count == 0
 
 
 def test_what_is_asked_for_is_brought_within_its_bounds(town: Town) -> None:
@@ -118,10 +118,10 @@ def test_caps_come_last_and_places_are_given_back(town: Town) -> None:
     assert len(town.rig.core.jobs) == 1
     client.leave()
     town.rest()
-    assert (town.front.desk.count, len(town.rig.core.jobs)) == (0, 0)
+    assert (town.front.streams.count, len(town.rig.core.jobs)) == (0, 0)
     (key,) = parse_keys("secret")
     opened(town, key=key)
-    assert town.front.desk._per_key == {key.digest: 1}
+    assert town.front.streams._per_key == {key.digest: 1}
 
 
 def test_a_client_that_leaves_before_its_answer_holds_nothing(town: Town) -> None:
@@ -131,7 +131,7 @@ def test_a_client_that_leaves_before_its_answer_holds_nothing(town: Town) -> Non
     answers.request.release()
     town.rest()
     assert answers == []
-    assert (town.front.desk.count, len(town.rig.core.jobs)) == (0, 0)
+    assert (town.front.streams.count, len(town.rig.core.jobs)) == (0, 0)
     assert claimed(town) == {1: 2}
 
 
@@ -143,7 +143,7 @@ def test_a_client_that_leaves_before_the_head_is_written_holds_nothing(town: Tow
     assert response.stream is not None
     response.stream.closed()
     town.rest()
-    assert (town.front.desk.count, len(town.rig.core.jobs)) == (0, 0)
+    assert (town.front.streams.count, len(town.rig.core.jobs)) == (0, 0)
     assert claimed(town) == {1: 2}
 
 
@@ -179,7 +179,7 @@ def test_a_stream_that_waits_too_long_is_told_to_come_back(town: Town) -> None:
     assert [frame.event for frame in client.frames] == ["retry", "error"]
     assert client.last.data["code"] == "not_ready"
     town.rest()
-    assert town.front.desk.count == 0
+    assert town.front.streams.count == 0
 
 
 # ---- jobs
@@ -221,7 +221,7 @@ def test_an_idle_stream_is_heard_of_every_15_seconds(town: Town) -> None:
     assert len(client.named("hb")) == 4
     client.leave()
     town.advance(2 * HEARTBEAT_US)
-    assert town.front.desk._beats == []
+    assert town.front.streams._heartbeats == []
 
 
 # ---- slow clients
@@ -277,7 +277,7 @@ def test_a_client_that_takes_nothing_is_let_go(town: Town) -> None:
     assert client.is_closed
     assert client.last.data["code"] == "slow_consumer"
     assert claimed(town) == {2: 2}
-    assert town.front.desk.count == 0
+    assert town.front.streams.count == 0
 
 
 def test_a_client_that_takes_something_in_time_stays(town: Town) -> None:
@@ -307,7 +307,7 @@ def test_the_worker_dies(town: Town) -> None:
     town.rest()
     assert client.is_closed
     assert client.last.data["code"] == "not_ready"
-    assert town.front.desk.count == 0
+    assert town.front.streams.count == 0
     town.start()
     assert jobs(opened(town)) == [1]
 
@@ -324,7 +324,7 @@ def test_the_worker_dies_before_the_head_is_written(town: Town) -> None:
 
 def test_other_shards_streams_go_on() -> None:
     town = Town(2)
-    names = {town.front.desk.fanout.shard_of(name): name for name in ("a", "b", "c", "d", "e", "f")}
+    names = {town.front.streams.fanout.shard_of(name): name for name in ("a", "b", "c", "d", "e", "f")}
     clients = {}
     for shard, name in names.items():
         town.shard_for(name).put(name, type="queue")
@@ -348,10 +348,10 @@ def test_the_topic_is_deleted(town: Town, consumer: str) -> None:
 
 def test_the_server_stops(town: Town) -> None:
     client = opened(town)
-    town.front.desk.drain()
+    town.front.streams.drain()
     town.rest()
     assert client.last.data["code"] == "server_shutting_down"
-    assert (town.front.desk.count, len(town.rig.core.jobs)) == (0, 0)
+    assert (town.front.streams.count, len(town.rig.core.jobs)) == (0, 0)
 
 
 def test_a_push_that_nobody_waits_for_is_given_back(town: Town) -> None:

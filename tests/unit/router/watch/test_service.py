@@ -11,7 +11,7 @@ import pytest
 
 from router.requests.endpoints.watch import OPEN_WAIT_US
 from router.watch.event_stream import MOVED_MAX, EventStream
-from router.watch.service import BEAT_TICK_US, SAVE_EVERY_US
+from router.watch.service import HEARTBEAT_TICK_US, SAVE_EVERY_US
 from tests.support.faults import fault
 from tests.support.watch_rig import PLAIN, Client, Front, Town
 from topics.api.api_keys import parse_keys
@@ -34,7 +34,7 @@ def make(town: Town, wid: str = "w", patterns: list[str] | None = None, **cursor
             town.rig.put(name)
     spec = SessionSpec(PLAIN, 15_000, list(cursors), patterns or [])
     wish = CreateSession(wid, b"", spec, cursors)
-    shard = town.front.desk.fanout.shard_of(wid)
+    shard = town.front.streams.fanout.shard_of(wid)
     town.front.core.send(shard, wire.SESSION, 0, b"", b"", encode(wish), 0, lambda reply: None)
     town.rest()
 
@@ -89,7 +89,7 @@ def test_long_heartbeats_share_their_ticks() -> None:
         client.writes.clear()
     times = {tuple(beats_of) for beats_of in [beats(town, clients[0], 12 * S)]}
     (at,) = times
-    assert all(time % BEAT_TICK_US == 0 for time in at) and len(at) == 2
+    assert all(time % HEARTBEAT_TICK_US == 0 for time in at) and len(at) == 2
     assert [len(client.named("hb")) for client in clients] == [2] * 5
 
 
@@ -118,7 +118,7 @@ def test_a_full_client_gets_no_heartbeats_and_a_closed_one_has_no_timer() -> Non
     assert len(client.named("hb")) == 1
     client.leave()
     town.advance(2 * S)
-    assert town.front.desk._beats == []
+    assert town.front.streams._heartbeats == []
 
 
 def test_heartbeats_of_any_mixture_come_no_later_than_they_should() -> None:
@@ -126,7 +126,7 @@ def test_heartbeats_of_any_mixture_come_no_later_than_they_should() -> None:
     town.write()
     lengths = [1000, 60_000, 2500, 5000, 15_000, 1000]
     clients = [town.front.stream(heartbeat_ms=ms, wid=f"w{i}") for i, ms in enumerate(lengths)]
-    town.advance(60 * S + BEAT_TICK_US)
+    town.advance(60 * S + HEARTBEAT_TICK_US)
     assert [len(client.named("hb")) for client in clients] == [60, 1, 24, 12, 4, 60]
 
 
@@ -169,7 +169,7 @@ def test_a_stream_that_ends_while_it_is_saved_loses_nothing() -> None:
     client = opened(town)
     town.write(2)
     town.rest()
-    town.front.desk._save_all()  # on its way
+    town.front.streams._save_all()  # on its way
     town.shard_for("t").write(3)
     town.carry_down()
     client.leave()
@@ -293,17 +293,17 @@ def test_a_client_with_a_short_id_goes_on_exactly_there() -> None:
 def test_places_are_taken_and_given_back_once() -> None:
     town = Town(max_sse_connections=3, max_sse_connections_per_key=2)
     a, b = parse_keys("a,b")
-    desk = town.front.desk
-    held = [desk.take_place(a), desk.take_place(a)]
-    assert desk.take_place(a) is None
-    assert desk.full(a) == ("max_sse_connections_per_key", 2)
-    held.append(desk.take_place(b))
-    assert desk.full(None) == desk.full(b) == ("max_sse_connections", 3)
+    streams = town.front.streams
+    held = [streams.reserve(a), streams.reserve(a)]
+    assert streams.reserve(a) is None
+    assert streams.reached_cap(a) == ("max_sse_connections_per_key", 2)
+    held.append(streams.reserve(b))
+    assert streams.reached_cap(None) == streams.reached_cap(b) == ("max_sse_connections", 3)
     for give_back in held:
         assert give_back is not None
         give_back()
         give_back()
-    assert desk.count == 0 and desk.full(a) is None
+    assert streams.count == 0 and streams.reached_cap(a) is None
 
 
 def test_a_stream_beyond_the_cap_is_refused_after_its_session_was_found() -> None:
@@ -317,7 +317,7 @@ def test_a_stream_beyond_the_cap_is_refused_after_its_session_was_found() -> Non
     assert not client.is_closed
     client.leave()
     opened(town)
-    assert town.front.desk.count == 1
+    assert town.front.streams.count == 1
 
 
 def test_a_client_that_leaves_before_its_stream_gives_its_place_back() -> None:
@@ -326,7 +326,7 @@ def test_a_client_that_leaves_before_its_stream_gives_its_place_back() -> None:
     answers = town.front.open("w")
     answers.request.release()
     town.rest()
-    assert (town.front.desk.count, answers) == (0, [])
+    assert (town.front.streams.count, answers) == (0, [])
     session = town.rig.core.watch.sessions._sessions["w"]
     assert session.stream == 0
     answers = town.front.open("w")
@@ -335,7 +335,7 @@ def test_a_client_that_leaves_before_its_stream_gives_its_place_back() -> None:
     assert response.stream is not None
     response.stream.closed()  # its head could not be written
     town.rest()
-    assert (town.front.desk.count, session.stream) == (0, 0)
+    assert (town.front.streams.count, session.stream) == (0, 0)
 
 
 def test_the_first_shard_hears_how_many_streams_are_open() -> None:
@@ -416,12 +416,12 @@ def test_all_streams_end_when_the_server_stops() -> None:
     waiting = town.front.open("w2")
     town.rest()
     town.front.services.draining = True
-    town.front.desk.drain()
+    town.front.streams.drain()
     late = waiting.begin()
     town.rest()
     for ended in (client, late):
         assert (ended.last.data["code"], ended.is_closed) == ("server_shutting_down", True)
-    assert (town.front.desk.count, town.front.desk._streams) == (0, {})
+    assert (town.front.streams.count, town.front.streams._streams) == (0, {})
     assert stored(town) == {"t": 1}
 
 
@@ -464,7 +464,7 @@ def test_a_request_that_waited_for_too_long_gets_a_stream_that_ends(stops: bool)
     client = answers.begin()
     assert client.is_closed
     assert client.last.data["code"] == ("server_shutting_down" if stops else "not_ready")
-    assert town.front.desk.count == 0
+    assert town.front.streams.count == 0
 
 
 def test_a_client_that_leaves_while_its_request_waits_is_not_waited_for() -> None:
@@ -476,4 +476,4 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_waited_for() -> Non
     leave()
     town.start()
     town.advance(OPEN_WAIT_US)
-    assert (answers, town.front.desk.count) == ([], 0)
+    assert (answers, town.front.streams.count) == ([], 0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from router.pending import CREDIT_BYTES, Pending, PendingRequests
-from router.pressure import TELL_AGAIN_US, FrontPressure
+from router.pressure import RESEND_US, FrontPressure
 from tests.support.faults import fault
 from tests.support.shard_rig import error_of
 from tests.support.watch_rig import FeedRig
@@ -190,7 +190,7 @@ def test_a_front_that_is_late_tells_every_shard() -> None:
     assert told[-1] > 700
     front.pressure.sample(25.0)
     assert front.told() == [], "nothing has changed"
-    front.now_us += TELL_AGAIN_US
+    front.now_us += RESEND_US
     front.pressure.sample(25.0)
     assert len(front.told()) == 2, "said again while it lasts"
     for _ in range(40):

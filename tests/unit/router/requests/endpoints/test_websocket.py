@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from router.requests.endpoints import websocket as websocket_module
-from router.requests.endpoints.websocket import COMMANDS_BYTES_MAX, COMMANDS_WAITING_MAX, SocketWatcher
+from router.requests.endpoints.websocket import COMMANDS_BYTES_MAX, COMMANDS_WAITING_MAX, WebSocketWatcher
 from router.watch import fanout as fanout_module
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Front, Town
@@ -22,7 +22,7 @@ from topics.api.api_keys import ApiKey, parse_keys
 class Peer(Client):
     """The client of a WebSocket: its frames are messages."""
 
-    stream: SocketWatcher
+    stream: WebSocketWatcher
 
     def say(self, op: str, **fields: Any) -> None:
         self.stream.received(json.dumps({"op": op, **fields}))
@@ -55,9 +55,9 @@ class Peer(Client):
 def connect(town: Town, front: Front | None = None, key: ApiKey | None = None) -> Peer:
     front = front or town.front
     peer = Peer(town.soon)
-    leave = front.desk.take_place(key)
+    leave = front.streams.reserve(key)
     assert leave is not None
-    peer.stream = SocketWatcher(front.call(key=key), leave)
+    peer.stream = WebSocketWatcher(front.call(key=key), leave)
     peer.stream.opened(peer)
     return peer
 
@@ -281,9 +281,9 @@ def test_a_strict_socket_refuses_them() -> None:
     town = Town()
     town.write()
     peer = Peer(town.soon)
-    leave = town.front.desk.take_place(None)
+    leave = town.front.streams.reserve(None)
     assert leave is not None
-    peer.stream = SocketWatcher(town.front.call(strict=b"1"), leave)
+    peer.stream = WebSocketWatcher(town.front.call(strict=b"1"), leave)
     peer.stream.opened(peer)
     for number, command in enumerate(COMMANDS):
         peer.say(**command, request_id=number)
@@ -333,7 +333,7 @@ def test_a_client_that_is_gone_is_not_subscribed() -> None:
     town.rest()
     assert len(town.rig.core.watch.feeds) == 0
     assert len(town.rig.core.watch._name_watches) == 0
-    assert peer.stream.subs == {} and town.front.desk.count == 0
+    assert peer.stream.subs == {} and town.front.streams.count == 0
 
 
 def test_whatever_is_answered_after_the_end_is_not_written() -> None:
@@ -344,7 +344,7 @@ def test_whatever_is_answered_after_the_end_is_not_written() -> None:
     peer.stream.end_with("server_shutting_down", "bye")
     town.rest()
     assert [m["code"] for m in peer.messages] == ["server_shutting_down"]
-    assert peer.is_closed and town.front.desk.count == 0
+    assert peer.is_closed and town.front.streams.count == 0
 
 
 def test_a_client_that_takes_nothing_is_let_go() -> None:
