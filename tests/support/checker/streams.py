@@ -317,7 +317,7 @@ class Connection:
             self._page(frame, topic, cursor, first - 1, frame.data["head_seq"], [])
         self.cursors[topic] = first - 1
 
-    def _wait_caught_up(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
+    def _caught_up(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
         head = frame.data["head_seq"]
         cursor = self._cursor(topic, head, frame)
         if head < cursor:
