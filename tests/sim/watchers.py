@@ -282,7 +282,7 @@ class Watcher:
         if self._opening is not None and self._opening[0] is record:
             request = self._opening[2]
             self._lost()
-            request.leave()
+            request.release()
 
     def _lost(self) -> None:
         assert self._opening is not None
