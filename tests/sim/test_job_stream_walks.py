@@ -176,9 +176,9 @@ class Walk:
             desk, shard = rig.core.jobs, rig.core.engine.shard
             for stream in desk._streams.values():
                 log = shard.published[stream.topic]
-                held = shard.leases_of(log, stream.wish.consumer, stream.connection)
-                assert held <= stream.wish.max
-                assert len(stream.ahead) <= 2
+                held = shard.leases_of(log, stream.options.consumer, stream.connection)
+                assert held <= stream.options.max
+                assert len(stream.unacked) <= 2
 
     def finish(self) -> None:
         while not all(self.is_up):
