@@ -1,4 +1,4 @@
-"""The shards' reports as one: Prometheus text and JSON."""
+"""Metrics: the reports of all shards, combined as Prometheus text or JSON."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ CLASSES = ("ephemeral", "memory", "disk", "fsync")
 
 @dataclass(slots=True)
 class Totals:
-    """All shards together. `missing` shards are down: what they hold is not in the figures."""
+    """Reports of the shards that are up. Those that are down are missing in the totals."""
 
     reports: list[ShardReport]
     shards: int
     uptime_ms: int
     refused_full: int
-    streams: int = 0  # open, at all fronts
-    covers: Callable[[str], bool] = lambda name: True  # whether the asker may know of a topic
-    front_pressure: float = 0.0  # of the front that answers
-    failing: int = 0  # processes
+    streams: int = 0  # open at all fronts
+    covers: Callable[[str], bool] = lambda name: True  # whether the caller's key may see a topic
+    front_pressure: float = 0.0  # of the front that serves the request
+    failing: int = 0  # processes that keep failing
 
     @property
     def ready(self) -> bool:
@@ -46,7 +46,7 @@ class Totals:
 
     @property
     def pressure(self) -> float:
-        """The highest anywhere."""
+        """The maximum over this front and all shards."""
         return max([self.front_pressure, *(report.pressure for report in self.reports)])
 
     @property
@@ -73,7 +73,7 @@ class Totals:
         }
 
     def counts(self, field: str) -> dict[str, int]:
-        """Of what is counted by name: the sums."""
+        """Sums of a counter that is kept by name."""
         sums: dict[str, int] = {}
         for report in self.reports:
             for name, count in getattr(report, field).items():
@@ -89,7 +89,7 @@ class Totals:
 
     @property
     def disk_free(self) -> int | None:
-        """The least that a shard has seen; they share a disk as a rule."""
+        """The minimum over all shards, which usually share a disk."""
         return min((report.disk_free for report in self.reports if report.disk_free >= 0), default=None)
 
     @property
@@ -141,28 +141,30 @@ def as_json(totals: Totals) -> dict[str, object]:
 
 def as_text(totals: Totals) -> bytes:
     lines: list[str] = []
-    for name, kind, text, value in _plain(totals):
+    for name, kind, text, value in _unlabelled(totals):
         lines += _metric(name, kind, text, [("", value)])
     by_class = [(f'class="{name}"', totals.of_class(name)) for name in CLASSES]
     lines += _metric("topics_topics_by_class", "gauge", "Topics by durability class", by_class)
     by_band = [(f'band="B{band}"', cost) for band, cost in enumerate(totals.by_band)]
-    lines += _metric("topics_delivered_cost_total", "counter", "Delivered, by band of the scheduler", by_band)
+    lines += _metric(
+        "topics_delivered_cost_total", "counter", "Cost of deliveries by scheduler band", by_band
+    )
     by_shard = [(f'shard="{report.shard}"', round(report.pressure, 3)) for report in totals.reports]
     lines += _metric("topics_shard_pressure", "gauge", "Pressure of a shard, 0 to 1", by_shard)
     to_replay = [(f'shard="{report.shard}"', report.log_bytes) for report in totals.reports]
-    lines += _metric("topics_log_bytes_to_replay", "gauge", "Log since the last checkpoint", to_replay)
+    lines += _metric("topics_log_bytes_to_replay", "gauge", "Log bytes since the last checkpoint", to_replay)
     free = [("", totals.disk_free)] if totals.disk_free is not None else []
-    lines += _metric("topics_disk_free_bytes", "gauge", "Space left on the disk of the data directory", free)
+    lines += _metric("topics_disk_free_bytes", "gauge", "Free space on the disk of the data directory", free)
     lines += _tier_lines(totals)
     lines += _topic_lines(totals)
     lines += _consumer_lines(totals)
-    lines += _counted(totals)
+    lines += _labelled_counters(totals)
     lines += _fsync_lines(totals)
     lines += _timed_lines(totals)
     return ("\n".join(lines) + "\n").encode()
 
 
-def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
+def _unlabelled(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     wal = totals.total
     truncated = int(totals.total("topic_count") > TOPIC_ROWS_MAX)
     read_only = sum(report.read_only for report in totals.reports)
@@ -173,65 +175,65 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     yield (
         "topics_topic_metrics_truncated",
         "gauge",
-        "1 when only some topics have rows of their own",
+        "1 if only some topics have their own series",
         truncated,
     )
-    yield "topics_queue_topics", "gauge", "Topics that are queues", wal("queue_topics")
+    yield "topics_queue_topics", "gauge", "Topics of type queue", wal("queue_topics")
     yield "topics_queue_leases_in_flight", "gauge", "Leased jobs", wal("leases_in_flight")
     yield "topics_consumers", "gauge", "Named consumers", wal("consumers")
     yield (
         "topics_consumer_metrics_truncated",
         "gauge",
-        "1 when only some consumers have rows of their own",
+        "1 if only some consumers have their own series",
         int(any(len(report.consumer_rows) >= CONSUMER_ROWS_MAX for report in totals.reports)),
     )
-    yield "topics_dead_lettered", "gauge", "Records that went to dead letters", wal("dead_lettered")
+    yield "topics_dead_lettered", "gauge", "Records moved to dead letters", wal("dead_lettered")
     yield "topics_sse_connections", "gauge", "Open streams and WebSockets", totals.streams
     yield "topics_watch_sessions", "gauge", "Stored watch sessions", totals.total("watch_sessions")
-    yield "topics_ready", "gauge", "1 when every shard serves", int(totals.ready)
+    yield "topics_ready", "gauge", "1 if every shard is ready", int(totals.ready)
     yield "topics_recovery_progress", "gauge", "Progress of recovery, 0 to 1", round(totals.progress, 4)
     yield "topics_shards", "gauge", "Shards", totals.shards
-    yield "topics_shards_up", "gauge", "Shards that answer", len(totals.reports)
-    yield "topics_processes_failing", "gauge", "Shards and fronts that end again and again", totals.failing
-    yield "topics_wal_queue_depth", "gauge", "Requests that wait", wal("queue_depth")
+    yield "topics_shards_up", "gauge", "Shards that respond", len(totals.reports)
+    yield "topics_processes_failing", "gauge", "Shards and fronts that keep failing", totals.failing
+    yield "topics_wal_queue_depth", "gauge", "Requests waiting for a turn or a sync", wal("queue_depth")
     yield (
         "topics_wal_queue_depth_peak",
         "gauge",
-        "Most requests that waited at once, by shard",
+        "Peak of waiting requests, summed over shards",
         wal("queue_depth_peak"),
     )
-    yield "topics_wal_read_only", "gauge", "Shards that refuse writes until a restart", read_only
-    yield "topics_disk_full", "gauge", "Shards that refuse appends until there is space", wal("disk_full")
-    yield "topics_flows_owing", "gauge", "Rules, by source topic, with copies to send", wal("flows_owing")
-    yield "topics_copies_total", "counter", "Copies taken by destinations", wal("copies")
+    yield "topics_wal_read_only", "gauge", "Shards that are read-only until a restart", read_only
+    yield "topics_disk_full", "gauge", "Shards that refuse appends because the disk is full", wal("disk_full")
+    yield (
+        "topics_flows_owing",
+        "gauge",
+        "Pairs of rule and source topic with pending copies",
+        wal("flows_owing"),
+    )
+    yield "topics_copies_total", "counter", "Copies stored in destinations", wal("copies")
     yield "topics_copy_batches_total", "counter", "Batches of copies sent", wal("copy_batches")
-    yield "topics_catch_ups_total", "counter", "Rounds of catching up before reads", wal("catch_ups")
+    yield "topics_catch_ups_total", "counter", "Catch-ups of destinations before reads", wal("catch_ups")
     yield (
         "topics_catch_ups_timed_out_total",
         "counter",
-        "Reads answered before their topic had caught up",
+        "Reads answered before the catch-up was complete",
         wal("catch_ups_late"),
     )
     yield (
         "topics_pressure",
         "gauge",
-        "The highest pressure of shards and this front, 0 to 1",
+        "Maximum pressure of the shards and this front, 0 to 1",
         round(totals.pressure, 3),
     )
     yield "topics_front_pressure", "gauge", "Pressure of this front, 0 to 1", round(totals.front_pressure, 3)
     yield "topics_pressure_refused_total", "counter", "Writes refused under pressure", wal("pressure_refused")
-    yield (
-        "topics_topics_waiting",
-        "gauge",
-        "Topics that wait for their turn to be delivered",
-        wal("topics_waiting"),
-    )
-    yield "topics_topics_paused", "gauge", "Topics whose pushes wait for less pressure", wal("topics_paused")
+    yield "topics_topics_waiting", "gauge", "Topics waiting for delivery", wal("topics_waiting")
+    yield "topics_topics_paused", "gauge", "Topics whose delivery is paused by pressure", wal("topics_paused")
     yield "topics_relocations_total", "counter", "Segments moved to the cold tier", wal("relocations")
     yield "topics_cold_fetches_total", "counter", "Reads from the cold tier", wal("cold_fetches")
-    yield "topics_cold_failures_total", "counter", "Calls to the cold tier that failed", wal("cold_failures")
-    yield "topics_cold_readers", "gauge", "Reads that wait for the cold tier", wal("cold_readers")
-    yield "topics_merges_total", "counter", "Segments that took the place of several", wal("merges")
+    yield "topics_cold_failures_total", "counter", "Failed calls to the cold tier", wal("cold_failures")
+    yield "topics_cold_readers", "gauge", "Reads waiting for the cold tier", wal("cold_readers")
+    yield "topics_merges_total", "counter", "Merged segments published", wal("merges")
     yield (
         "topics_retired_segments",
         "gauge",
@@ -240,33 +242,33 @@ def _plain(totals: Totals) -> Iterable[tuple[str, str, str, object]]:
     )
     yield "topics_retired_bytes", "gauge", "Bytes of replaced segments", wal("retired_bytes")
     yield "topics_transactions_open", "gauge", "Open transactions", wal("txn_open")
-    yield "topics_transaction_bytes_staged", "gauge", "Bytes staged in them", wal("txn_bytes")
+    yield "topics_transaction_bytes_staged", "gauge", "Bytes staged in open transactions", wal("txn_bytes")
     yield "topics_transactions_committed_total", "counter", "Transactions committed", wal("txn_committed")
-    yield "topics_transactions_expired_total", "counter", "Transactions ended by time", wal("txn_expired")
+    yield "topics_transactions_expired_total", "counter", "Transactions expired", wal("txn_expired")
     yield (
         "topics_transaction_files_left_total",
         "counter",
-        "Files of transactions that could not be removed before the next start",
+        "Transaction files that could not be removed until the next start",
         wal("txn_left"),
     )
-    yield "topics_corrupt_records_total", "counter", "Records found damaged", wal("corrupt")
+    yield "topics_corrupt_records_total", "counter", "Corrupt records found", wal("corrupt")
     yield "topics_checkpoints_total", "counter", "Checkpoints written", wal("checkpoints")
-    yield "topics_uptime_ms", "counter", "Milliseconds since the start", totals.uptime_ms
-    yield "topics_wal_frames_total", "counter", "Frames written", wal("frames")
+    yield "topics_uptime_ms", "counter", "Milliseconds since the start of the server", totals.uptime_ms
+    yield "topics_wal_frames_total", "counter", "Frames written to the log", wal("frames")
     yield "topics_wal_batches_total", "counter", "Writes to the log", wal("batches")
     yield "topics_wal_fsyncs_total", "counter", "Syncs of the log", wal("fsyncs")
     yield "topics_wal_bytes_written_total", "counter", "Bytes written to the log", wal("bytes_written")
-    yield "topics_wal_rotations_total", "counter", "Log files begun", wal("rotations")
+    yield "topics_wal_rotations_total", "counter", "Rotations of the log", wal("rotations")
     yield (
         "topics_wal_submit_full_total",
         "counter",
-        "Requests refused because too many waited",
+        "Requests refused because too many were waiting",
         totals.refused_full,
     )
 
 
 def _metric(name: str, kind: str, text: str, rows: Iterable[tuple[str, object]]) -> list[str]:
-    """What it is, then a row for each of its labels."""
+    """HELP and TYPE lines, then one line per label set."""
     return [*_head(name, kind, text), *(f"{name}{_braced(label)} {value}" for label, value in rows)]
 
 
@@ -281,9 +283,9 @@ def _braced(label: str) -> str:
 def _tier_lines(totals: Totals) -> list[str]:
     lines: list[str] = []
     columns = (
-        ("live", "Bytes of segments that are live, as of the last checkpoint"),
-        ("dead", "Bytes of segments that are dead"),
-        ("reclaimable", "Dead bytes that a rewrite or, of the cold tier, a consolidation frees"),
+        ("live", "Live bytes in segments, as of the last checkpoint"),
+        ("dead", "Dead bytes in segments"),
+        ("reclaimable", "Dead bytes that compaction or, in the cold tier, a merge can free"),
     )
     for i, (name, text) in enumerate(columns):
         by_tier = [
@@ -298,8 +300,8 @@ def _topic_lines(totals: Totals) -> list[str]:
     rows = [(f'topic="{_label(row.topic)}"', row) for row in totals.topic_rows]
     lines: list[str] = []
     columns = (
-        ("head_seq", "head_seq", "Highest published seq"),
-        ("earliest_seq", "earliest_seq", "First live seq"),
+        ("head_seq", "head_seq", "Highest seq"),
+        ("earliest_seq", "earliest_seq", "First seq that still exists"),
         ("records_live", "count", "Live records"),
         ("bytes_live", "bytes", "Bytes of live records"),
     )
@@ -309,9 +311,9 @@ def _topic_lines(totals: Totals) -> list[str]:
     queues = [(label, row) for label, row in rows if row.is_queue]
     if queues:
         ready = [(label, row.ready) for label, row in queues]
-        lines += _metric("topics_topic_queue_ready", "gauge", "Jobs that may be claimed", ready)
+        lines += _metric("topics_topic_queue_ready", "gauge", "Jobs ready to be claimed", ready)
         in_flight = [(label, row.in_flight) for label, row in queues]
-        lines += _metric("topics_topic_queue_in_flight", "gauge", "Jobs that are leased", in_flight)
+        lines += _metric("topics_topic_queue_in_flight", "gauge", "Leased jobs", in_flight)
         oldest = [(label, row.oldest_ms / 1000) for label, row in queues]
         lines += _metric("topics_topic_queue_oldest_seconds", "gauge", "Age of the oldest job", oldest)
     return lines
@@ -326,18 +328,18 @@ def _consumer_lines(totals: Totals) -> list[str]:
     lag_s = [(label, row.lag_ms / 1000) for label, row in rows if row.lag_ms >= 0]
     pending = [(label, row.ack_pending) for label, row in rows]
     return [
-        *_metric("topics_consumer_lag_records", "gauge", "Records that were never handed out", lag),
-        *_metric("topics_consumer_lag_seconds", "gauge", "Age of the oldest of them", lag_s),
-        *_metric("topics_consumer_ack_pending", "gauge", "Records handed out and not settled", pending),
+        *_metric("topics_consumer_lag_records", "gauge", "Records not yet delivered", lag),
+        *_metric("topics_consumer_lag_seconds", "gauge", "Age of the oldest undelivered record", lag_s),
+        *_metric("topics_consumer_ack_pending", "gauge", "Records delivered and not settled", pending),
     ]
 
 
-def _counted(totals: Totals) -> list[str]:
-    """What is counted by name; the names are a few, and known."""
+def _labelled_counters(totals: Totals) -> list[str]:
+    """Counters with a label from a small, fixed set."""
     lines: list[str] = []
     for name, label, text, field in (
-        ("topics_tombstones_total", "reason", "Losses announced to readers", "tombstones"),
-        ("topics_refusals_total", "code", "Requests that a shard refused", "refusals"),
+        ("topics_tombstones_total", "reason", "Tombstones sent to readers", "tombstones"),
+        ("topics_refusals_total", "code", "Requests refused by shards", "refusals"),
     ):
         rows = [(f'{label}="{key}"', count) for key, count in totals.counts(field).items()]
         lines += _metric(name, "counter", text, rows)
@@ -354,18 +356,18 @@ def _fsync_lines(totals: Totals) -> list[str]:
 def _timed_lines(totals: Totals) -> list[str]:
     reports = totals.reports
     name = "topics_request_duration_seconds"
-    lines = _head(name, "histogram", "From the arrival of a request until its shard has answered")
+    lines = _head(name, "histogram", "Time from the arrival of a request to the reply of its shard")
     for operation, timed in totals.operations.items():
         lines += _seconds(name, f'operation="{operation}"', timed)
     for name, text, timed in (
         (
             "topics_delivery_delay_seconds",
-            "Age of the first record of what is pushed to live streams",
+            "Age of the first record in pages pushed to live streams",
             [report.deliveries for report in reports if report.deliveries is not None],
         ),
         (
             "topics_turn_duration_seconds",
-            "Turns of the shards' loops",
+            "Duration of a turn of a shard's loop",
             [report.turns for report in reports if report.turns is not None],
         ),
     ):
