@@ -309,8 +309,8 @@ class Writes(Staging):
             raise RecordTooLarge(f"the write exceeds the cap of topic {name!r} and can never fit")
         live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
         if log is not None and log.transactions is not None:
-            promised = log.transactions.reserved
-            live, live_bytes = live + promised[0], live_bytes + promised[1]
+            reserved = log.transactions.reserved
+            live, live_bytes = live + reserved[0], live_bytes + reserved[1]
         if (cap_records and live + count > cap_records) or (cap_bytes and live_bytes + size > cap_bytes):
             assert log is not None
             raise TopicFull(
@@ -565,7 +565,7 @@ class Writes(Staging):
                         continue
                     only = log.tags.single_seq(tag)  # the common case if there are many tags
                     if not only:
-                        seqs = _surplus_of(log, tag, stop, command.keep)
+                        seqs = _deletable_of(log, tag, stop, command.keep)
                         found.append(seqs[seqs < before])
                         units += 6 + seqs.size // 64
                         count += seqs.size
@@ -672,7 +672,7 @@ class Writes(Staging):
         self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
 
 
-def _surplus_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:
+def _deletable_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:
     """The live seqs of a tag below `stop`, except the newest `keep` of them."""
     seqs = log.tags.seqs(tag, log.are_live)
     seqs = seqs[: int(seqs.searchsorted(np.uint64(stop)))]
@@ -689,7 +689,7 @@ def _tagged(log: TopicLog, seqs: Seqs, matches: list[TagMatch], keep: int | None
         is_selected = tag is not None and all(match.matches(tag) for match in matches)
         if tag is not None and is_selected and keep:
             if tag not in tags:
-                tags[tag] = _surplus_of(log, tag, log.next_seq, keep)
+                tags[tag] = _deletable_of(log, tag, log.next_seq, keep)
             is_selected = bool(tags[tag].size) and seq <= int(tags[tag][-1])
         picked.append(is_selected)
     return seqs[np.array(picked, np.bool_)]

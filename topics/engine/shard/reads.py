@@ -42,18 +42,18 @@ class Queries(Staging):
         if command.touch:
             log.last_read_ts = self.now_ms
         page = self._read_page(log, command)
-        if self._has_no_news(page, page.head_seq) or command.from_seq > page.head_seq:
+        if self._has_nothing_new(page, page.head_seq) or command.from_seq > page.head_seq:
             self._check_log_complete()
         may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
         # A standing read reports its progress; a client's long poll waits for a record.
         is_news = command.standing and page.next_from_seq != command.from_seq
-        if may_wait and not is_news and self._has_no_news(page, page.head_seq):
+        if may_wait and not is_news and self._has_nothing_new(page, page.head_seq):
             self.park(token, command, log, page.head_seq)
         else:
             self._answer(token, page, log)
 
     @staticmethod
-    def _has_no_news(page: cmd.Page | cmd.FramePage, head: int) -> bool:
+    def _has_nothing_new(page: cmd.Page | cmd.FramePage, head: int) -> bool:
         """Whether the page is empty: everything is read, and no record was added since this head."""
         return (
             not (page.count if isinstance(page, cmd.FramePage) else page.seqs)
@@ -149,7 +149,7 @@ class Queries(Staging):
         try:
             if not log.view.dropped and log.stored is None and not log.deferred:
                 page = self._read_page(log, waiter.command)
-                if not is_last and self._has_no_news(page, waiter.head):
+                if not is_last and self._has_nothing_new(page, waiter.head):
                     log.waiters.append(waiter)
                     return CHECK_COST
                 size = page.size

@@ -198,7 +198,7 @@ class Committing(Transactions):
         chosen, largest = yield from self._select_chunks(txn, command.parts)
         records, size = sum(placed[2] for placed in chosen), sum(placed[3] for placed in chosen)
         self._check_commit(txn, records, size, largest)
-        if _fits_one_entry(chosen):
+        if _fits_one_envelope(chosen):
             read = yield Blocking(STAGE_KIND, lambda: read_chunks(disk, path, chosen))
             self._check_commit(txn, records, size, largest)
             self._check_read(txn, chosen, read)
@@ -418,7 +418,7 @@ def _sizes(records: Records) -> list[int]:
     return records.sizes if records.sizes is not None else [len(payload) for payload in records.payloads]
 
 
-def _fits_one_entry(chosen: list[ChunkPosition]) -> bool:
+def _fits_one_envelope(chosen: list[ChunkPosition]) -> bool:
     if len(chosen) <= 1:
         return True
     records = sum(placed[2] for placed in chosen)

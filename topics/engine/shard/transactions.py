@@ -474,8 +474,8 @@ class Transactions(Forwards):
         assert self.staged_chunks == sum(len(txn.chunks) for txn in self.transactions), self.staged_chunks
         if self.read_only is not None:
             return
-        promised = sum(txn.reserved for txn in self.transactions if not txn.is_ended)
-        assert promised == self.bytes_reserved, (promised, self.bytes_reserved)
+        reserved = sum(txn.reserved for txn in self.transactions if not txn.is_ended)
+        assert reserved == self.bytes_reserved, (reserved, self.bytes_reserved)
         for log in self.by_id.values():
             known = log.transactions
             if known is None or log.dropped:

@@ -493,10 +493,10 @@ class TagIndex:
         self._lists[tag_id] = kept
         self._heads.pop(tag_id, None)
         self._overdue.pop(tag_id, None)
-        self._settle(tag_id, kept)
+        self._normalize(tag_id, kept)
         return live
 
-    def _settle(self, tag_id: int, seqs: array[int]) -> None:
+    def _normalize(self, tag_id: int, seqs: array[int]) -> None:
         """Convert a list that has shrunk to its cheapest form."""
         head = self._heads.get(tag_id, 0)
         left = len(seqs) - head
@@ -520,7 +520,7 @@ class TagIndex:
             del seqs[start:stop]
         else:
             return
-        self._settle(tag_id, seqs)
+        self._normalize(tag_id, seqs)
 
     def _search_up(self, tag_id: int, seqs: array[int], start: int, is_live: IsLive) -> int:
         """The first live seq at position `start` or above, 0 when there is none."""

@@ -425,8 +425,12 @@ class Consumers(Settling):
         end = log.view.head + 1
         if command.to == "ts":
             return log.first_since(command.value)
-        places = {"start": min(log.view.first_seq, end), "end": end, "seq": min(max(command.value, 1), end)}
-        return places[command.to]
+        positions = {
+            "start": min(log.view.first_seq, end),
+            "end": end,
+            "seq": min(max(command.value, 1), end),
+        }
+        return positions[command.to]
 
     @staticmethod
     def _end_count(log: TopicLog, count: MatchCount | None) -> None:

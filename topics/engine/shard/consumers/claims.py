@@ -269,7 +269,7 @@ class Claims(Leases):
                 sendable = [claim for claim in claims if self.can_send(claim.token)]
                 if len(sendable) < len(claims):
                     self.blocked_claims[id(consumer)] = log, consumer
-                size = self._share_out(log, consumer, sendable)
+                size = self._distribute(log, consumer, sendable)
             else:
                 size = self._serve_in_turn(log, consumer, claims, room)
         except ColdMiss as miss:
@@ -380,7 +380,7 @@ class Claims(Leases):
         if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
             self._wake_claims(log, consumer)  # the scan limit was reached: continue in the next turn
 
-    def _share_out(self, log: TopicLog, consumer: Consumer, claims: list[WaitingClaim]) -> int:
+    def _distribute(self, log: TopicLog, consumer: Consumer, claims: list[WaitingClaim]) -> int:
         """Distribute the records among the claims of one window, one record each, round robin."""
         assert log.consumers is not None
         wanted = sum(claim.command.max for claim in claims)
@@ -420,13 +420,13 @@ class Claims(Leases):
             try:
                 self._lease(claim.token, claim.command, log, consumer, part, cursor, None)
             except TopicsError:
-                self._put_back_dealt(consumer, page.seqs)
+                self._put_back_unleased(consumer, page.seqs)
                 raise
             self._unpark_claim(claim)
         return sum(sizes) + WAKE_COST * len(claims)
 
     @staticmethod
-    def _put_back_dealt(consumer: Consumer, seqs: list[int]) -> None:
+    def _put_back_unleased(consumer: Consumer, seqs: list[int]) -> None:
         """Return records that were distributed but not leased."""
         entries = consumer.entries
         consumer.put_back(seq for seq in seqs if seq in entries and entries[seq].state == READY)
