@@ -60,17 +60,20 @@ class _Collector:
         self.marks: list[Mark] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        for item in items:
-            path = item.path.relative_to(ROOT).as_posix()
-            name = getattr(item, "originalname", None) or item.name
-            for mark in item.iter_markers("fault"):
-                self.marks.append(Mark(**mark.kwargs, test=f"{path}::{name}"))
+        self.marks += marks_of(items)
 
 
-def marked_files() -> list[str]:
-    return [
-        str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARKER in path.read_text("utf-8")
-    ]
+def marks_of(items: Iterable[pytest.Item]) -> list[Mark]:
+    found: list[Mark] = []
+    for item in items:
+        path = item.path.relative_to(ROOT).as_posix()
+        name = getattr(item, "originalname", None) or item.name
+        found += [Mark(**mark.kwargs, test=f"{path}::{name}") for mark in item.iter_markers("fault")]
+    return found
+
+
+def marked_files() -> list[Path]:
+    return [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if MARKER in path.read_text("utf-8")]
 
 
 def collect() -> list[Mark]:
@@ -79,7 +82,7 @@ def collect() -> list[Mark]:
     # Asserts as they are: nothing runs, and rewriting them takes most of the time.
     options = ["--collect-only", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
     with contextlib.redirect_stdout(printed):
-        code = pytest.main([*options, f"--rootdir={ROOT}", *marked_files()], plugins=[collector])
+        code = pytest.main([*options, f"--rootdir={ROOT}", *map(str, marked_files())], plugins=[collector])
     if code != pytest.ExitCode.OK:
         raise SystemExit(f"the tests cannot be collected:\n{printed.getvalue()}")
     return collector.marks
