@@ -33,6 +33,7 @@ from workers.process import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
+PROGRAM = "tests.support.fake_server"
 Entry = dict[str, Any]
 
 
@@ -62,7 +63,7 @@ class Server:
         self.port_file = tmp_path / "port"
         self.journal = tmp_path / "journal"
         self.stderr = tmp_path / "stderr"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | nursery.Born | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -78,17 +79,18 @@ class Server:
         """The exit code and the text of a start that does not come to its first child."""
         return nursery.refused({**self.environment, **environ})
 
-    def start(self, **environ: str) -> Server:
+    def start(self, *, as_program: bool = False, **environ: str) -> Server:
+        """Forked from the nursery, or as a program, which inherits more of this process."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         self.port_file.unlink(missing_ok=True)
         self.journal.unlink(missing_ok=True)
+        given = {**inherited, **self.environment, **environ}
         with self.stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.fake_server"],
-                cwd=ROOT,
-                env={**inherited, **self.environment, **environ},
-                stderr=stderr,
-            )
+            if as_program:
+                command = [sys.executable, "-m", PROGRAM]
+                self.process = subprocess.Popen(command, cwd=ROOT, env=given, stderr=stderr)
+            else:
+                self.process = nursery.nursery().start(given, stderr, PROGRAM)
         return self
 
     @property
@@ -333,7 +335,7 @@ def test_a_child_comes_back_though_nothing_can_be_logged(
     server.stderr = Path("/dev/full")
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
-        server.start()
+        server.start(as_program=True)
     finally:
         signal.signal(signal.SIGCHLD, before)
     server.up()

@@ -31,9 +31,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_java() -> Iterator[None]:
-    """For each JVM that is started here: its second compiler takes as much time as all else, and nothing runs for so long."""
+    """For each JVM that is started here: its second compiler takes as much time as all else, and nothing runs for so long. One
+    thread that collects garbage is enough.
+    """
     before = os.environ.get("JDK_JAVA_OPTIONS")
-    os.environ["JDK_JAVA_OPTIONS"] = f"{before or ''} -XX:TieredStopAtLevel=1".strip()
+    os.environ["JDK_JAVA_OPTIONS"] = f"{before or ''} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC".strip()
     yield
     if before is None:
         del os.environ["JDK_JAVA_OPTIONS"]
@@ -57,6 +59,10 @@ def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "spark.eventLog.rolling.enabled": "false",
         "spark.eventLog.compress": "false",
         "spark.sql.shuffle.partitions": "2",
+        # To compile a query takes longer than to interpret it over a hundred rows.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.python.daemon.module": "tests.support.spark_daemon",
         "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
     }
     # A task that fails is tried once more.
@@ -100,6 +106,8 @@ def ended(query: Any) -> None:
 TOPICS = tuple(f"m{i}" for i in range(1, 20))  # one for each test that changes its topic
 COUNT = 100
 PAGE_TOPIC = "orders"  # of docs/spark.md
+WIDE_TOPIC = "wide"  # 40 records of 50 kB
+WIDE_COUNT = 40
 SEGMENT = 10
 
 
@@ -120,9 +128,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             for first in range(1, COUNT + 1, 5):
                 records = [record(n) for n in range(first, first + 5)]
                 assert found.post(f"/v0/topics/{topic}", {"records": records}).status in {200, 201}
+        for _ in range(0, WIDE_COUNT, 5):
+            assert found.write(WIDE_TOPIC, *["x" * 50_000] * 5).status in {200, 201}
         assert found.stop() == 0  # the last snapshot has all of it in segments
         found.start()
         until(lambda: all(segments_of(found, topic) >= 9 for topic in (*TOPICS, PAGE_TOPIC)))
+        until(lambda: segments_of(found, WIDE_TOPIC) >= 3)
         # Now it says that they are cold: after a kill they would have to move once more.
         assert found.stop() == 0
         found.start()

@@ -24,6 +24,7 @@ from tests.spark.conftest import events_of, segments_of, url_of
 from tests.spark.test_consolidate import job, unless_leased
 from tests.spark.test_kills import Driver
 from tests.spark.test_sink import read
+from tests.support.length import only_long
 from tests.support.server import Server, until
 
 RECORD_BYTES = 50_000
@@ -88,7 +89,8 @@ def drive(url: str, cold: str, events: str, mark: str) -> None:
 PROGRAM = "import sys; from tests.spark.test_cluster import drive; drive(*sys.argv[1:])"
 
 
-@pytest.mark.timeout(900)  # four JVMs are started, on whatever machine
+@only_long("four JVMs: test_consolidate.py and test_kills.py kill workers, drivers and servers of one")
+@pytest.mark.timeout(900)  # on whatever machine
 def test_executors_and_a_driver_that_are_killed(server: Server, tmp_path: Path) -> None:
     for _ in range(0, COUNT, 10):
         records = [{"data": "x" * RECORD_BYTES} for _ in range(10)]

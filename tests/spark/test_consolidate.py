@@ -22,12 +22,12 @@ import pytest
 from spark_pipeline.cli import arguments
 from spark_pipeline.cli.__main__ import main
 from spark_pipeline.cli.arguments import lending
-from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters
+from spark_pipeline.jobs.consolidate import Consolidation, JobFailed, Outcome, Parameters
 from spark_pipeline.jobs.engines import Engine, LocalEngine, Running, SparkEngine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks import server as http
 from spark_pipeline.tasks.manifest import find_topics
-from tests.spark.conftest import events_of, segments_of, seqs_of, url_of
+from tests.spark.conftest import WIDE_TOPIC, events_of, segments_of, seqs_of, url_of
 from tests.support.server import ROOT, Server, until
 from tests.support.watching_proxy import watching
 
@@ -90,12 +90,19 @@ def dead(server: Server, topic: str, *seqs: int) -> None:
 
 
 def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Path) -> None:
+    """And its driver gets figures, no records: much less than what is merged."""
     before, count = seqs_of(server, "m1"), segments_of(server, "m1")
     outcome = job(server, "m1", SparkEngine(spark)).run()
     assert outcome.state == "committed"
     assert outcome.groups >= 2
     assert seqs_of(server, "m1") == before
     assert segments_of(server, "m1") < count
+    wide = job(
+        server, WIDE_TOPIC, SparkEngine(spark), Parameters(target_bytes=1_100_000, min_segments=2)
+    ).run()
+    assert wide.state == "committed"
+    assert wide.bytes_out > 1_000_000
+    groups = outcome.groups + wide.groups
 
     def tasks() -> list[Any] | None:
         """The event log names each task that Spark ran for the job, some time after it."""
@@ -109,9 +116,32 @@ def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Pa
         }
         ended = [one for one in events if one["Event"] == "SparkListenerTaskEnd"]
         found = [one for one in ended if one["Stage ID"] in stages]
-        return found if len(found) >= 2 else None
+        return found if len(found) >= groups else None
 
-    assert all(event["Task End Reason"]["Reason"] == "Success" for event in until(tasks))
+    ended = until(tasks)
+    assert all(event["Task End Reason"]["Reason"] == "Success" for event in ended)
+    assert sum(event["Task Metrics"]["Result Size"] for event in ended) < wide.bytes_out / 50
+
+
+class Mortal(Between):
+    """An engine that is gone when all tasks are done: a driver's JVM that was killed."""
+
+    def __init__(self, engine: Engine) -> None:
+        def die() -> None:
+            raise RuntimeError("the JVM is gone")
+
+        super().__init__(engine, die)
+
+
+def test_an_engine_that_dies_under_the_job(server: Server, local: LocalEngine) -> None:
+    before, count = seqs_of(server, "m17"), segments_of(server, "m17")
+    with pytest.raises(JobFailed, match="the JVM is gone; run it again, and it goes on from here"):
+        job(server, "m17", Mortal(local)).run()
+    assert segments_of(server, "m17") == count
+    outcome = unless_leased(lambda: job(server, "m17", local).run())
+    assert (outcome.state, outcome.resumed) == ("committed", outcome.groups)
+    assert seqs_of(server, "m17") == before
+    assert segments_of(server, "m17") < count
 
 
 def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine) -> None:

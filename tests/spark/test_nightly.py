@@ -1,4 +1,5 @@
-"""A night from end to end: a server that is written to and moves segments away, and a schedule that merges, exports and reports with Spark.
+"""A night from end to end: a server that is written to and moves segments away, and a schedule that merges, exports and reports; with
+`--long` the schedule has a Spark session of its own (in other runs the tests of each job have one).
 
 What is then in the lake, in the report and in a query is compared with the log, record by record.
 """
@@ -19,6 +20,7 @@ from spark_pipeline.lake.parquet import folder_of, read_manifest
 from tests.spark.conftest import segments_of, url_of
 from tests.spark.test_schedule import OFTEN, Process
 from tests.spark.test_sink import read
+from tests.support.length import is_long
 from tests.support.server import Server, until
 
 ENVIRONMENT = {
@@ -26,6 +28,7 @@ ENVIRONMENT = {
     "TOPICS_SEGMENT_MAX_EVENTS": "100",
     "TOPICS_SEGMENT_MAX_AGE_MS": "0",
 }
+ENGINE = 'engine="spark"\nmaster="local[2]"' if is_long() else 'engine="local"\nworkers=1'
 COUNT = 800
 PAGE = 50
 
@@ -57,7 +60,7 @@ def load(server: Server, topic: str, first: int) -> Iterator[None]:
         writer.join()
 
 
-@pytest.mark.timeout(900)  # it starts Spark once more, on whatever machine
+@pytest.mark.timeout(900)  # Spark may be started once more, on whatever machine
 def test_a_night(spark: Any, tmp_path: Path) -> None:
     folder, lake, out = tmp_path / "server", tmp_path / "lake", tmp_path / "out"
     folder.mkdir()
@@ -78,7 +81,7 @@ def test_a_night(spark: Any, tmp_path: Path) -> None:
             f'name="3-report"\nrun="report"\ntopics=["log"]\n{OFTEN}\nout="{out}"',
         )
         with load(server, "log", COUNT):
-            schedule = Process(tmp_path, server, *jobs, engine='engine="spark"\nmaster="local[2]"')
+            schedule = Process(tmp_path, server, *jobs, engine=ENGINE)
             try:
                 until(lambda: all(schedule.results().values()) or schedule.process.poll() is not None, 600)
                 assert schedule.terminate() == 0, schedule.log.read_text()

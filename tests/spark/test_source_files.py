@@ -16,6 +16,7 @@ import pytest
 
 from spark_pipeline.java import find_java
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
+from tests.support.length import only_long
 
 ROOT = Path(__file__).resolve().parents[2]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
@@ -90,6 +91,7 @@ def test_columns_and_schema_prune(spark: Any, tier: ColdTier) -> None:
     assert {row.seq: row.tag for row in own.collect()} == {seq: one.tag for seq, one in tier.live.items()}
 
 
+@only_long("starts Spark once more: no session of ours registers the source either")
 def test_a_session_of_the_users_own_finds_the_source(tier: ColdTier) -> None:
     """With the tree on the path, as an editable install puts it there (tests/deploy/test_release.py), and nothing of ours imported."""
     program = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from tests.support import fake_child
 from topics.api.api_keys import secrets_of
@@ -12,7 +13,7 @@ from topics.system.settings import Settings
 from workers.process import supervisor
 
 
-def main() -> int:
+def main(_: Sequence[str] = ()) -> int:
     settings = Settings.from_env(os.environ)
     logs.configure("supervisor", settings.log_format, secrets_of(settings.api_keys))
     for name in ("FRONT_DRAIN_S", "FLUSH_COPIES_S", "WORKER_DRAIN_S"):

@@ -6,6 +6,8 @@ and `--seed N` takes that one again.
 
 from __future__ import annotations
 
+import pytest
+
 SEED = 0
 # tests/conftest.py sets both before anything is collected: they may be asked for while modules are imported.
 seed = SEED
@@ -19,6 +21,11 @@ def pick(*, short: int, long: int) -> int:
 
 def is_long() -> bool:
     return long
+
+
+def only_long(why: str) -> pytest.MarkDecorator:
+    """Marks a test that a normal run leaves out, because another one shows the same promise for less; `why` names that one."""
+    return pytest.mark.skipif(not is_long(), reason=f"with --long; {why}")
 
 
 def some() -> int:

@@ -3,14 +3,15 @@
 A server that is born here differs from `python -m workers` in nothing but that: it has its own pid, environment, working directory, standard
 streams and signals. Whoever asks about starts themselves, or about memory, runs the program (server.PROGRAM).
 
-The nursery is spoken to over a socket, a message of JSON each way: `["start", environment]` with the descriptor of a log gives
-a pid, `["reap", pid]` its exit code. It ends with its socket.
+The nursery is spoken to over a socket, a message of JSON each way: `["start", module, environment]` with the descriptor of a log gives
+a pid: of a process that runs the `main` of that module; `["reap", pid]` its exit code. It ends with its socket.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 import select
@@ -28,6 +29,7 @@ from typing import Any, BinaryIO, NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_MAX = 1 << 17
 REFUSED_S = 120.0
+SERVER = "workers.__main__"
 
 
 class Born:
@@ -87,8 +89,8 @@ class Nursery:
                 pass_fds=[theirs.fileno()],
             )
 
-    def start(self, environment: Mapping[str, str], log: BinaryIO) -> Born:
-        return Born(self, self.ask(["start", dict(environment)], [log.fileno()]))
+    def start(self, environment: Mapping[str, str], log: BinaryIO, module: str = SERVER) -> Born:
+        return Born(self, self.ask(["start", module, dict(environment)], [log.fileno()]))
 
     def ask(self, question: list[Any], fds: list[int] | None = None) -> Any:
         with self._asking:
@@ -135,17 +137,15 @@ def main(fd: int) -> int:
                 return 0
             answer: int | None = None
             match json.loads(message):
-                case ["start", environment]:
-                    answer = os.fork() or _be_server(asked, environment, fds[0])
+                case ["start", module, environment]:
+                    answer = os.fork() or _be_server(asked, module, environment, fds[0])
                     os.close(fds[0])
                 case ["reap", pid]:
                     answer = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             asked.send(json.dumps(answer).encode())
 
 
-def _be_server(asked: socket.socket, environment: dict[str, str], log: int) -> NoReturn:
-    import workers.__main__
-
+def _be_server(asked: socket.socket, module: str, environment: dict[str, str], log: int) -> NoReturn:
     code = 1
     try:
         asked.close()
@@ -155,7 +155,7 @@ def _be_server(asked: socket.socket, environment: dict[str, str], log: int) -> N
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
-        code = workers.__main__.main([])
+        code = importlib.import_module(module).main([])
     except BaseException:
         traceback.print_exc()
     finally:
