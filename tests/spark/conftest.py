@@ -15,6 +15,7 @@ from tests.support.server import Server, until
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
+QUICK_SITE = HERE.parent / "support" / "spark_site"
 HAS_SPARK = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
 # test_java.py can do without, and tells that something is missing.
 collect_ignore = (
@@ -30,17 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_java() -> Iterator[None]:
+def quick_starts() -> Iterator[None]:
     """For each JVM that is started here: its second compiler takes as much time as all else, and nothing runs for so long. One
-    thread that collects garbage is enough.
+    thread that collects garbage is enough. And for each Python process that these start: tests/support/spark_site.
     """
-    before = os.environ.get("JDK_JAVA_OPTIONS")
-    os.environ["JDK_JAVA_OPTIONS"] = f"{before or ''} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC".strip()
-    yield
-    if before is None:
-        del os.environ["JDK_JAVA_OPTIONS"]
-    else:
-        os.environ["JDK_JAVA_OPTIONS"] = before
+    options = os.environ.get("JDK_JAVA_OPTIONS", "")
+    path = os.environ.get("PYTHONPATH")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", f"{options} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC".strip())
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(QUICK_SITE), *([path] if path else [])]))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def started_anew(attempt: Callable[[], T]) -> T:
     """Spark gives a stream's Python ten seconds to start, which a busy machine may not have, and no setting changes that: then the
     stream is started again, and goes on from its checkpoint.
     """
-    for tries_left in range(5, -1, -1):
+    for tries_left in range(15, -1, -1):
         try:
             return attempt()
         except Exception as error:
