@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
         else:
             self._buffer = data
         if self._plain is not None and len(self._buffer) < self._plain.end:
-            self._settle()
+            self._update_flow_control()
         else:
             self._advance()
 
@@ -252,9 +252,9 @@ class Connection(asyncio.Protocol):
         finally:
             self._advancing = False
         if self.transport is not None:
-            self._settle()
+            self._update_flow_control()
 
-    def _settle(self) -> None:
+    def _update_flow_control(self) -> None:
         """Update flow control, timeouts and budget after no further request could be started."""
         assert self.transport is not None
         size = len(self._buffer)

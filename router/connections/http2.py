@@ -318,7 +318,7 @@ class Http2Connection:
             discard(response)
             return
         self._answer(stream, response)
-        if stream.sink is None:  # otherwise the sink flushes it with its first bytes
+        if stream.sink is None:  # otherwise the sink schedules the flush
             self._flush()
 
     def _answer(self, stream: OpenStream, response: Response) -> None:

@@ -27,7 +27,7 @@ from tests.support.tiered_engine import (
     tiers,
 )
 from topics.api import limits
-from topics.api.errors import ErasePutOff
+from topics.api.errors import EraseDeferred
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as c
 from topics.engine.storage.manifest import decode_manifest
@@ -210,7 +210,7 @@ def test_an_erase_without_the_store_is_put_off(restart: bool) -> None:
     store = ObjectStore()
     h = relocated(store, secret=3)
     store.is_down = True
-    put_off = h.refused(c.Delete("t", seqs=[3], erase=True), ErasePutOff)
+    put_off = h.refused(c.Delete("t", seqs=[3], erase=True), EraseDeferred)
     assert put_off.detail["limit"] == "cold_tier"
     assert anywhere(h)
     assert h.engine.shard.read_only is None
@@ -240,7 +240,7 @@ def test_an_erase_without_the_cold_directory_waits_for_copies_that_may_be_there(
     h.cold = None
     h.open()
     assert tiers(h)[0] == "hot"
-    put_off = h.refused(c.Delete("t", seqs=[3], erase=True), ErasePutOff)
+    put_off = h.refused(c.Delete("t", seqs=[3], erase=True), EraseDeferred)
     assert put_off.detail["limit"] == "cold_tier"
     h.restart()
     h.rest()
@@ -269,7 +269,7 @@ def test_an_erase_is_answered_at_once_while_the_store_is_given_time() -> None:
     h = relocated(store, secret=3)
     store.is_down = True
     for seq in (3, 2):
-        h.refused(c.Delete("t", seqs=[seq], erase=True), ErasePutOff)  # no time passes
+        h.refused(c.Delete("t", seqs=[seq], erase=True), EraseDeferred)  # no time passes
     h.rest()
     assert len(h.engine.relocator._erases) == 2
     store.is_down = False

@@ -484,7 +484,7 @@ def test_usage_follows_caps_rewriting_and_the_cold_tier() -> None:
 
 
 def test_refused_segments_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "REFUSED_MAX", 2)
+    monkeypatch.setattr(limits, "DAMAGED_SEGMENTS_MAX", 2)
     h = sparse(segments=1)
     log = h.engine.shard.published["t"]
     for first in range(5):

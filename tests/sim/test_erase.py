@@ -33,7 +33,7 @@ from tests.support.faults import fault
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimulatedCrash
 from topics.api.config import TopicConfig
-from topics.api.errors import ErasePutOff, ShardReadOnly, TopicsError
+from topics.api.errors import EraseDeferred, ShardReadOnly, TopicsError
 from topics.engine.commands import topics as c
 from topics.engine.core.subjects import TagMatch
 from topics.engine.storage import frames
@@ -502,7 +502,7 @@ def test_failure_of_every_call_of_an_erase(error: int) -> None:
         if not isinstance(reply, TopicsError):
             assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
         else:
-            assert isinstance(reply, ShardReadOnly | ErasePutOff), (where, reply)
+            assert isinstance(reply, ShardReadOnly | EraseDeferred), (where, reply)
         h.disk._plans.clear()
         h.disk._armed = False
         assert others(h) == rest, where
@@ -527,7 +527,7 @@ def test_erase_on_a_full_disk_is_put_off_and_done_when_there_is_space() -> None:
     h = in_a_sealed_segment()
     h.rest()
     h.disk.full = True
-    error = h.refused(ERASE, ErasePutOff)
+    error = h.refused(ERASE, EraseDeferred)
     assert error.detail["limit"] == "disk_full"
     assert h.rows("t") == expected(1, 2, 4, 5, 6), "deleted all the same"
     assert holders(h.disk, NEEDLE)
@@ -554,7 +554,7 @@ def test_unfinished_erase_is_finished_after_a_checkpoint_and_two_restarts() -> N
     h = in_a_sealed_segment()
     h.rest()
     h.disk.full = True
-    h.refused(ERASE, ErasePutOff)
+    h.refused(ERASE, EraseDeferred)
     h.disk.full = False
     h.kill_and_open()
     h.kill_and_open()

@@ -281,7 +281,7 @@ class QueueMachine(RuleBasedStateMachine):
         if done:
             self.model.end(letter.seq, "dead")
         else:
-            job.place, job.due = "delayed", self.h.engine.clock.now_ms + limits.UNMOVED_MS
+            job.place, job.due = "delayed", self.h.engine.clock.now_ms + limits.DEAD_LETTER_RETRY_MS
             job.doomed = True
 
     # ---- ends

@@ -20,7 +20,7 @@ from tests.support.faults import fault
 from tests.support.merge_rig import NEEDLE, begun, check_tidy, commit, keys, plan, seen, work
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
-from topics.api.errors import ErasePutOff
+from topics.api.errors import EraseDeferred
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as c
 from topics.engine.storage.segment_store import DiskSegmentStore
@@ -226,7 +226,7 @@ def test_an_erase_that_goes_on_after_a_start_knows_of_staging() -> None:
     h.kill_and_open()
     store.is_down = True
     answer = h.send(c.Delete("t", seqs=[3], erase=True))
-    assert isinstance(answer, ErasePutOff)
+    assert isinstance(answer, EraseDeferred)
     store.is_down = False
     h.pass_time(70_000)
     assert holders(h) == []

@@ -15,7 +15,7 @@ from tests.support.reshard_rig import CONFIG, Fleet, same
 from tests.support.sim_disk import SimulatedCrash
 from tests.support.stores import ObjectStore
 from topics.api import limits
-from topics.api.errors import ErasePutOff
+from topics.api.errors import EraseDeferred
 from topics.engine.commands import topics as c
 
 TIERED = msgspec.structs.replace(CONFIG, hot_retain_segments=1, cold_cache_bytes=1 << 20)
@@ -104,7 +104,7 @@ def test_an_erase_that_was_put_off_is_finished_afterwards(in_reach: bool) -> Non
     store = ObjectStore()
     fleet = tiered_fleet(store)
     store.is_down = True
-    fleet.seat("t0").refused(c.Delete("t0", seqs=[3], erase=True), ErasePutOff)
+    fleet.seat("t0").refused(c.Delete("t0", seqs=[3], erase=True), EraseDeferred)
     fleet.kill()
     assert holding(fleet, store)
     store.is_down = not in_reach

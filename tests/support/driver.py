@@ -33,7 +33,7 @@ from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
 from topics.api.config import EngineConfig
-from topics.api.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
+from topics.api.errors import EraseDeferred, ShardReadOnly, Throttled, TopicsError
 from topics.engine.commands import topics as c
 from topics.engine.runtime.engine import Engine
 
@@ -356,8 +356,8 @@ class Driver:
             if not isinstance(result, TopicsError):
                 raise Divergence(f"accepted by a read-only shard: {sent.kind} {sent.topic} {result}")
             return False
-        put_off = isinstance(result, ErasePutOff) and self.store is not None
-        if isinstance(result, Throttled | ErasePutOff) and (
+        put_off = isinstance(result, EraseDeferred) and self.store is not None
+        if isinstance(result, Throttled | EraseDeferred) and (
             put_off or result.detail.get("limit") == "disk_full"
         ):
             if not (sent.may_be_full or self.faulty or put_off):

@@ -11,7 +11,7 @@ TopicsError
 │   │   └── ConsumerOverlap
 │   └── Throttled         a limit is reached; try again later
 │       └── OverGrant     this shard has used up its share of a server-wide cap
-├── ErasePutOff           deleted, but not erased yet: the disk is full, or the cold tier is unreachable
+├── EraseDeferred         deleted, but not erased yet: the disk is full, or the cold tier is unreachable
 ├── ColdStoreFailed       the records are in the cold tier, which does not answer; nothing changed
 ├── Stopping              the server is stopping, and the command was not finished
 ├── ShardReadOnly         a write or sync failed, or the log is damaged; final until a restart
@@ -301,7 +301,7 @@ class OverGrant(Throttled):
         self.need_topics, self.need_bytes = need_topics, need_bytes  # the part that is not granted
 
 
-class ErasePutOff(TopicsError):
+class EraseDeferred(TopicsError):
     """The records are deleted; their bytes are overwritten once there is space for the intent and the cold tier is writable."""
 
     code = "throttled"

@@ -65,11 +65,11 @@ PENDING_MAX = 262_144
 CONSUMERS_PER_TOPIC_MAX = 1000  # more are refused with 429
 CLAIM_MAX = 1000
 CLAIM_BYTES_DEFAULT = 8 * MIB
-DEAL_MAX = 10_000  # records distributed among the claims of one jitter window
-CLAIM_LOOK_MS = 60_000  # maximum interval between checks for jobs that have become ready
+CLAIM_WINDOW_RECORDS_MAX = 10_000  # records distributed among the claims of one jitter window
+CLAIM_CHECK_MS = 60_000  # maximum interval between checks for jobs that have become ready
 FILTER_PAIRS_MAX = 500_000  # consumer pairs of a work queue checked for overlap at start; no check beyond it
 INITIAL_SEQS_MAX = 20_000  # tags of a consumer with deliver last_per_tag; more are refused
-UNMOVED_MS = 5_000  # retry delay of a refused dead letter
+DEAD_LETTER_RETRY_MS = 5_000  # retry delay of a refused dead letter
 
 META_KEYS_MAX = 64
 
@@ -122,7 +122,9 @@ MOVES_PER_GROWTH = 2  # relocation is at least this many times as fast as the lo
 # Reclaiming space.
 TRIM_RECORDS = 128  # records removed per slice by a new cap per tag: about 2 ms, each elsewhere in the log
 TRIM_TAGS = 65_536  # tags checked for it
-REFUSED_MAX = 4096  # damaged segments known to be impossible to compact; beyond it the oldest is retried
+DAMAGED_SEGMENTS_MAX = (
+    4096  # damaged segments known to be impossible to compact; beyond it the oldest is retried
+)
 
 # The cold tier. A block is 1 MiB, so a waiting read holds at most 8 MiB.
 COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early

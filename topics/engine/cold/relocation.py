@@ -26,7 +26,7 @@ import msgspec
 
 from topics.api import limits
 from topics.api.config import EngineConfig
-from topics.api.errors import ColdStoreFailed, Corrupt, ErasePutOff, ShardReadOnly, TopicsError
+from topics.api.errors import ColdStoreFailed, Corrupt, EraseDeferred, ShardReadOnly, TopicsError
 from topics.engine.cold.erase import ColdEraser
 from topics.engine.cold.merge.service import MergeService
 from topics.engine.core.pacing import GrowthRate, PacedWork, RateLimit
@@ -566,7 +566,7 @@ class Relocator:
 
     def _defer_erase(self, request: EraseRequest, *, cold: bool) -> None:
         deleted = request.result.deleted if request.result is not None else 0
-        self._reply(request, ErasePutOff(deleted, cold=cold))
+        self._reply(request, EraseDeferred(deleted, cold=cold))
 
     def _reply(self, request: EraseRequest, answer: TopicsError) -> None:
         if request.token is not None:

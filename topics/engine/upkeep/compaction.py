@@ -242,7 +242,7 @@ class Compactor:
         return True
 
     def _mark_damaged(self, log: TopicLog, meta: SegmentMeta) -> None:
-        if len(self._damaged) >= limits.REFUSED_MAX:
+        if len(self._damaged) >= limits.DAMAGED_SEGMENTS_MAX:
             del self._damaged[next(iter(self._damaged))]  # costs one more check of that segment
         self._damaged[log.id, meta.first_seq, meta.generation] = None
 

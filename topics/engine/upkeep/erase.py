@@ -18,7 +18,7 @@ from errno import EIO, ENOSPC
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
-from topics.api.errors import Corrupt, ErasePutOff, ShardReadOnly, TopicsError
+from topics.api.errors import Corrupt, EraseDeferred, ShardReadOnly, TopicsError
 from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
@@ -70,7 +70,7 @@ def erase_steps(
         if request.token is not None:
             deleted = request.result.deleted if request.result is not None else 0
             answer = (
-                ErasePutOff(deleted)
+                EraseDeferred(deleted)
                 if is_out_of_resources(error)
                 else ShardReadOnly(str(error), unknown=True)
             )

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.engine_harness import DISK, FSYNC, Harness, append, numbered
 from tests.support.faults import fault
-from topics.api.errors import ErasePutOff, ShardReadOnly, Throttled, TopicsError
+from topics.api.errors import EraseDeferred, ShardReadOnly, Throttled, TopicsError
 from topics.engine.commands import topics as c
 
 UNKNOWN = "the outcome is called unknown; the shard is read-only"
@@ -215,7 +215,7 @@ def test_an_erase_is_never_refused_once_readers_see_the_delete() -> None:
         if h.disk.calls - before < number:
             break
         deleted = h.rows("t") == [(2, b"2")]
-        if isinstance(reply, ErasePutOff) or not isinstance(reply, TopicsError):
+        if isinstance(reply, EraseDeferred) or not isinstance(reply, TopicsError):
             assert deleted, number
         elif "outcome" not in reply.detail:
             assert_refused(reply)

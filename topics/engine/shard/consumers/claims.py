@@ -179,7 +179,7 @@ class Claims(Leases):
         if not at_ms:
             return
         # A lease may last a day, in which the engine's clock and the monotonic clock may drift apart: check in between.
-        wake_ms = self.clock.mono_ms + min(max(at_ms - self.now_ms, 0) + 1, limits.CLAIM_LOOK_MS)
+        wake_ms = self.clock.mono_ms + min(max(at_ms - self.now_ms, 0) + 1, limits.CLAIM_CHECK_MS)
         if not self.clock.mono_ms < consumer.wake_ms <= wake_ms:
             consumer.wake_ms = wake_ms
             heapq.heappush(self.timers, (wake_ms, next(self.numbers), log, consumer, None))
@@ -387,7 +387,7 @@ class Claims(Leases):
         number = log.consumers.next_dead_letter
         try:
             page, _, cursor = self._pick(
-                log, consumer, min(wanted, limits.DEAL_MAX), limits.WAKE_BYTES_MAX // 2
+                log, consumer, min(wanted, limits.CLAIM_WINDOW_RECORDS_MAX), limits.WAKE_BYTES_MAX // 2
             )
         finally:
             if number != log.consumers.next_dead_letter:

@@ -164,7 +164,7 @@ class DeadLetters(Consumers):
                 consumers.drop_dead_letters(name, set(seqs))
                 continue
             if not command.done:
-                event = Event(name, UNMOVED, seqs, self.now_ms + limits.UNMOVED_MS)
+                event = Event(name, UNMOVED, seqs, self.now_ms + limits.DEAD_LETTER_RETRY_MS)
             else:
                 event = Event(name, MOVED, seqs)
             self.log_event(log, event)

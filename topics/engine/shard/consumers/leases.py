@@ -228,7 +228,7 @@ class Leases(Writes, Queries):
         if consumer.is_paused(self.now_ms):
             return empty_page(log), None, consumer.cursor
         policy = policy_of(log.config, consumer)
-        limit = min(limit, limits.DEAL_MAX)
+        limit = min(limit, limits.CLAIM_WINDOW_RECORDS_MAX)
         budget = max_bytes or (limits.DIFF_BYTES_DEFAULT if consumer.name else limits.CLAIM_BYTES_DEFAULT)
         while True:
             page = empty_page(log)
