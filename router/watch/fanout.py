@@ -51,9 +51,8 @@ BUFFERED_BYTES_MAX = 64 << 20
 SMALL_PAGE_BYTES = 64 * 1024
 RETRY_MAX_US = 1_000_000
 
-Later: TypeAlias = Callable[
-    [int, Callable[[], None]], object
-]  # calls a function after a number of microseconds
+# Calls a function after a number of microseconds.
+Later: TypeAlias = Callable[[int, Callable[[], None]], object]
 _names = msgspec.msgpack.Decoder(list[str]).decode
 
 

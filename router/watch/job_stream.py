@@ -49,9 +49,7 @@ class JobEventStream:
         self._on_closed = on_closed
         self._sink: Sink | None = None
         self._held: deque[bytes] = deque()
-        self._unacked = (
-            0  # pushes that were written but not acknowledged, because they filled the client's buffer
-        )
+        self._unacked = 0  # pushes that filled the client's buffer, and are acknowledged when it has room
         self._final_event = b""
 
     # -- called by the connection --------------------------------------------------------------------------

@@ -122,9 +122,7 @@ MOVES_PER_GROWTH = 2  # relocation is at least this many times as fast as the lo
 # Reclaiming space.
 TRIM_RECORDS = 128  # records removed per slice by a new cap per tag: about 2 ms, each elsewhere in the log
 TRIM_TAGS = 65_536  # tags checked for it
-DAMAGED_SEGMENTS_MAX = (
-    4096  # damaged segments known to be impossible to compact; beyond it the oldest is retried
-)
+DAMAGED_SEGMENTS_MAX = 4096  # known to be impossible to compact; beyond it the oldest is retried
 
 # The cold tier. A block is 1 MiB, so a waiting read holds at most 8 MiB.
 COLD_BLOCKS_PER_READ = 8  # a page that would need more ends early

@@ -18,9 +18,7 @@ from topics.protocols.http1.responses import date_line
 
 STREAMS_MAX = 256
 HEAD_BYTES_MAX = 16 * 1024
-HEAD_BLOCK_BYTES_MAX = (
-    4 * HEAD_BYTES_MAX
-)  # Huffman codes have at most 30 bits, so a valid head is never longer
+HEAD_BLOCK_BYTES_MAX = 4 * HEAD_BYTES_MAX  # Huffman codes have at most 30 bits: valid heads are shorter
 STREAM_WINDOW_BYTES = 1 << 20
 CONNECTION_WINDOW_BYTES = 8 << 20
 SETTINGS = {
