@@ -119,7 +119,7 @@ class RecordSplitter:
             self._check_record()
             if not len(ends):
                 break
-            self._remove_expired(scan.at + end)
+            self._end_records(scan.at + end)
             at = end + 1
         self._tail = scan.text[-_KEY_BYTES_MAX:]
 
@@ -149,7 +149,7 @@ class RecordSplitter:
         if self._scan.end - self._start > RECORD_TEXT_MAX or self._compact > RECORD_COMPACT_MAX:
             raise record_too_large(self._first)
 
-    def _remove_expired(self, end: int) -> None:
+    def _end_records(self, end: int) -> None:
         is_empty = not self.groups and not bytes(self._body[self._start : end]).strip()
         if not is_empty:
             self.groups.append(RecordGroup(self._start, end, self._first, 1))
