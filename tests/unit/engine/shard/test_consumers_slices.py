@@ -26,7 +26,7 @@ from topics.engine.topic.consumer import TIMEOUTS_PER_SLICE, Consumer
 LARGE = EngineConfig(
     wal_file_bytes=1 << 22, snapshot_interval_ms=1 << 40, rewrite_dead_share=2.0, inline_bytes=0
 )
-MANY = 10_000
+MANY = 6_000
 TWO_TURNS = (
     2 * limits.LONG_TURN_UNITS
 )  # what a turn has for commands that begin in it, and for those that wait
@@ -37,9 +37,7 @@ def with_many_tags(*made: k.PutConsumer, **fields: Any) -> LeaseHarness:
     h = LeaseHarness(log(durability="disk", **fields), engine=LARGE)
     for command in made:
         h.do(command)
-    for first in range(0, MANY, limits.BATCH_RECORDS_MAX):
-        tags = [b"a.%d.x" % i for i in range(first, first + limits.BATCH_RECORDS_MAX)]
-        h.do(append("q", *[b"1"] * len(tags), tags=tags))
+    h.do(append("q", *[b"1"] * MANY, tags=[b"a.%d.x" % i for i in range(MANY)]))
     return h
 
 

@@ -11,6 +11,7 @@ import random
 import pytest
 from msgspec import structs
 
+from tests.support import length
 from tests.support.engine_harness import SMALL, Harness, fsync, numbered, with_records, with_topic
 from topics.api import limits
 from topics.api.config import TopicConfig
@@ -47,7 +48,7 @@ def expected(h: Harness, topic: str = "t") -> list[tuple[int, int]]:
     return as_ranges(gone)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", length.seeds(short=3, long=40))
 def test_every_seq_is_live_lost_or_deleted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(limits, "FILTER_ROWS_MAX", rng.choice([1, 5, 200, 1 << 17]))

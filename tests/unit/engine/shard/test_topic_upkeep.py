@@ -27,8 +27,8 @@ ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=1 << 22, cache_bytes=1 << 
 def stored(h: Harness) -> None:
     h.put("other")
     h.put("t")
-    for i in range(SEGMENTS):
-        h.append("t", *[b"%d" % i] * 4, tag=b"tag %d" % (i % 7))
+    numbers = range(SEGMENTS * 4)
+    h.append("t", *[b"%d" % (i // 4) for i in numbers], tags=[b"tag %d" % (i // 4 % 7) for i in numbers])
     h.do(c.Delete("t", seqs=[1, 2, 9]))
 
 
@@ -78,8 +78,7 @@ def test_a_list_waits_for_topics_whose_state_time_decides() -> None:
     h = Harness()
     for name in ("a", "b"):
         h.put(name, TopicConfig(ttl_ms=10_000))
-        for _ in range(SEGMENTS):
-            h.append(name, *[b"1"] * 4)
+        h.append(name, *[b"1"] * (4 * SEGMENTS))
     h.pass_time(5_000)
     h.append("b", b"2")
     h.close()
@@ -173,7 +172,7 @@ def test_a_topic_dropped_while_it_waits_is_gone_for_those_behind() -> None:
 def test_many_records_that_end_at_once_go_over_many_turns(own: bool, tagged: bool) -> None:
     h = Harness(ROOMY)
     h.put("other")
-    count = 20 * limits.EXPIRE_RECORDS
+    count = 16 * limits.EXPIRE_RECORDS
     h.put("t", TopicConfig(durability="memory", ttl_ms=0 if own else 1000))
     for first in range(0, count, limits.EXPIRE_RECORDS):
         seqs = range(first, first + limits.EXPIRE_RECORDS)

@@ -329,7 +329,9 @@ def test_garbled_bytes_never_raise(data: st.DataObject) -> None:
             case _:
                 del bytes_in[at : at + data.draw(st.integers(1, 20))]
     step = data.draw(st.integers(1, 3000))
-    for at in range(0, len(bytes_in), step):
-        bench.server.data_received(bytes(bytes_in[at : at + step]))
+    small = min(2000, len(bytes_in))  # all but the large body
+    for at in range(0, small, step):
+        bench.server.data_received(bytes(bytes_in[at : min(at + step, small)]))
+    bench.server.data_received(bytes(bytes_in[small:]))
     bench.server.sweep(bench.now_us + 1)
     bench.check_and_end()

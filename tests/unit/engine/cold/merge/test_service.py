@@ -293,29 +293,31 @@ TAMPERED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", TAMPERED)
-def test_a_plan_that_is_not_the_servers_own_is_thrown_away(what: str) -> None:
+def test_a_plan_that_is_not_the_servers_own_is_thrown_away() -> None:
     """Staging is open to jobs, and a start reads plans there: none may lead an output over a segment, or end the worker."""
     store = ObjectStore()
     h = begun(store)
     before = seen(h)
-    body = plan(h)
-    work(h, body)
-    key = f"{body['staging']}/plan.json"
-    if TAMPERED[what] is None:
-        store.objects[key] = b'{"topic": ' + b"[" * 100_000
-    else:
-        made = msgspec.json.decode(store.objects[key])
-        TAMPERED[what](made)
-        store.objects[key] = msgspec.json.encode(made)
-    files = {
-        name: data for name, data in store.objects.items() if "/seg-" in name and name.startswith("topics/")
-    }
-    h.kill_and_open()
-    h.rest()
-    h.refused(mrg.CommitPlan("t", body["plan_id"], body["lease"]), PlanNotFound)
-    assert not [name for name in keys(h) if name.startswith("staging/")]
-    assert {name: store.objects.get(name) for name in files} == files
+    for what, tamper in TAMPERED.items():
+        body = plan(h)
+        work(h, body)
+        key = f"{body['staging']}/plan.json"
+        if tamper is None:
+            store.objects[key] = b'{"topic": ' + b"[" * 100_000
+        else:
+            made = msgspec.json.decode(store.objects[key])
+            tamper(made)
+            store.objects[key] = msgspec.json.encode(made)
+        files = {
+            name: data
+            for name, data in store.objects.items()
+            if "/seg-" in name and name.startswith("topics/")
+        }
+        h.kill_and_open()
+        h.rest()
+        h.refused(mrg.CommitPlan("t", body["plan_id"], body["lease"]), PlanNotFound)
+        assert not [name for name in keys(h) if name.startswith("staging/")], what
+        assert {name: store.objects.get(name) for name in files} == files, what
     merged(h)
     assert seen(h) == before
     check_tidy(h)
@@ -329,7 +331,7 @@ STEP = st.sampled_from(
 )
 
 
-@settings(max_examples=length.pick(short=6, long=200), deadline=None)
+@settings(max_examples=length.pick(short=4, long=200), deadline=None)
 @given(st.lists(st.tuples(STEP, st.integers(1, 22)), max_size=14), st.sampled_from([300, 600, 1 << 20]))
 def test_a_switch_never_changes_what_a_reader_sees(steps: list[tuple[str, int]], target: int) -> None:
     """Everything is read before and after each step but deletes and appends, which change what they say and nothing else."""
