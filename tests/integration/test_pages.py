@@ -115,7 +115,7 @@ def test_the_script_for_a_web_page_follows(page: str, page_server: Server, tmp_p
     page_server.write("orders.eu", {"item": "tea"})
     origin = f"http://{page_server.host}:{page_server.port}"
     with browsers.running(program, tmp_path) as browser, browser.page(f"{origin}/") as tab:
-        assert tab.run("document.querySelector('.here').textContent") == origin, (
+        assert tab.run("document.querySelector('.origin').textContent") == origin, (
             "the page at / knows where it is"
         )
         tab.run("window.seen = []; console.log = (...words) => { seen.push(words); }; 0")
