@@ -185,7 +185,7 @@ def test_many_flows_to_one_shard_wait_in_line(monkeypatch: pytest.MonkeyPatch) -
     write(made, SOURCE, numbered(1, 2))
     write(made, SOURCE, numbered(3, 4))
     while made.step():
-        way = made.rig(1).core.forwarding.forwarder._ways[0]
+        way = made.rig(1).core.forwarding.forwarder._windows[0]
         assert way.batches <= 2
     for dest in dests:
         assert stored(made, dest) == 4
@@ -204,7 +204,7 @@ def test_what_is_on_its_way_to_a_shard_is_bounded_in_bytes(
         forward(made, SOURCE, other, name=f"rule-{i}")
     for _ in range(10):
         write(made, SOURCE, ["record " + "x" * 800])
-    way = made.rig(1).core.forwarding.forwarder._ways[home(made, dest)]
+    way = made.rig(1).core.forwarding.forwarder._windows[home(made, dest)]
     while made.step():
         assert way.bytes <= 4_000
     assert [stored(made, other) for other in dests] == [10] * 5
@@ -239,18 +239,18 @@ def test_what_somebody_waits_for_goes_first(monkeypatch: pytest.MonkeyPatch) -> 
     write(made, SOURCE, numbered(1, 1))
     sender = made.rig(1).core.forwarding.forwarder
     made.rig(1).turn()
-    assert [flow.state for flow in sender._owing[rules[-1].uid]] == [forwarder.READY]
+    assert [flow.state for flow in sender._pending[rules[-1].uid]] == [forwarder.READY]
     heard: list[list[int]] = []
-    sender.chase([rules[-1].uid], heard.append)
+    sender.catch_up([rules[-1].uid], heard.append)
     made.rig(1).turn()
-    assert [flow.state for flow in sender._owing[rules[-1].uid]] == [forwarder.SENT]
-    assert [flow.state for flow in sender._owing[rules[-2].uid]] == [forwarder.READY]
+    assert [flow.state for flow in sender._pending[rules[-1].uid]] == [forwarder.SENT]
+    assert [flow.state for flow in sender._pending[rules[-2].uid]] == [forwarder.READY]
     made.rest()
     assert heard == [[]]
     assert [stored(made, dest) for dest in dests] == [1] * 5
 
 
-def test_a_chase_looks_at_what_is_new_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catch_up_looks_at_what_is_new_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = cluster()
     forward(made, "many.>", FAR, name="many")
     forward(made, SOURCE, NEAR)
@@ -258,16 +258,16 @@ def test_a_chase_looks_at_what_is_new_once(monkeypatch: pytest.MonkeyPatch) -> N
         write(made, name_on(1, f"many.{i}-"), numbered(1, 1))
     for_all = made.rig(1).core.forwarding.forwarder
     looks = 0
-    line_up = for_all._line_up
+    refresh = for_all._refresh
 
     def counted(log: TopicLog) -> forwarder.CopiedTopic:
         nonlocal looks
         looks += 1
-        return line_up(log)
+        return refresh(log)
 
-    monkeypatch.setattr(for_all, "_line_up", counted)
+    monkeypatch.setattr(for_all, "_refresh", counted)
     for _ in range(10):
-        for_all.chase([], lambda behind: None)
+        for_all.catch_up([], lambda behind: None)
     assert looks <= 30
 
 
@@ -311,8 +311,8 @@ def test_topics_that_come_and_go_under_a_pattern_leave_nothing(dest: str) -> Non
 
     assert marks() <= 2 * forwarder.SWEEP_MIN
     for_all = made.rig(1).core.forwarding.forwarder
-    assert len(for_all._streams) <= 2 * forwarder.SWEEP_MIN
-    assert len(for_all._by_rule[rule.uid]) == len(for_all._streams)
+    assert len(for_all._topics) <= 2 * forwarder.SWEEP_MIN
+    assert len(for_all._by_rule[rule.uid]) == len(for_all._topics)
     made.kill(home(made, dest))
     made.start(home(made, dest))
     settle(made)
@@ -337,7 +337,7 @@ def test_a_rule_that_has_ended_copies_nothing_more(dest: str) -> None:
     settle(made)
     assert stored(made, dest) == kept
     for_all = made.rig(1).core.forwarding.forwarder
-    assert not for_all._streams and not for_all._by_rule
+    assert not for_all._topics and not for_all._by_rule
     assert not any(rig.core.forwarding.catch_ups._sources for rig in made.rigs if rig is not None)
 
 

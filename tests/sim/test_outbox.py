@@ -27,7 +27,7 @@ from topics.engine.commands import consumers as con
 from topics.engine.core.placement import shard_of
 from topics.link import wire
 from workers.forward import outbox
-from workers.forward.outbox import PAUSE_MS_MAX, PAUSE_MS_MIN, encode_letters
+from workers.forward.outbox import PAUSE_MS_MAX, PAUSE_MS_MIN, encode_dead_letters
 from workers.peers import links as peers
 from workers.shard.caps import PARK_US
 
@@ -150,7 +150,7 @@ def test_a_letter_says_where_it_comes_from(target: str) -> None:
 def test_one_batch_of_a_topic_is_on_its_way_and_it_is_bounded(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "BATCH_LETTERS", 3)
+    monkeypatch.setattr(outbox, "BATCH_RECORDS", 3)
     made = cluster(disks_with_letters(target))
     while made.step():
         letters = letters_on_wires(made)
@@ -199,7 +199,7 @@ def die(made: Cluster, who: str) -> None:
 def test_a_death_at_any_step_loses_and_doubles_nothing(
     who: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "BATCH_LETTERS", 4)
+    monkeypatch.setattr(outbox, "BATCH_RECORDS", 4)
     some = length.pick(short=11, long=1)
     for steps in range(length.turn(some), 1000, some):
         made = cluster(disks_with_letters(target))
@@ -217,7 +217,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
 @pytest.mark.parametrize("seed", length.seeds(short=3, long=60))
 def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(outbox, "BATCH_LETTERS", rng.choice((1, 2, 5)))
+    monkeypatch.setattr(outbox, "BATCH_RECORDS", rng.choice((1, 2, 5)))
     target = rng.choice((NEAR, FAR))
     made = cluster(disks_with_letters(target))
     for _ in range(rng.randrange(1, 8)):
@@ -310,12 +310,12 @@ def test_a_refusal_does_not_give_back_what_an_earlier_try_has_brought(
     """The first try takes three letters and its answer is lost; the next, with all ten, is more than there is room for."""
     some = length.pick(short=11, long=1)
     for steps in range(length.turn(some), 1000, some):
-        monkeypatch.setattr(outbox, "BATCH_LETTERS", 3)
+        monkeypatch.setattr(outbox, "BATCH_RECORDS", 3)
         made = cluster(disks_with_letters(target, target_config=room(5)))
         went_on = all(made.step() for _ in range(steps))
         made.kill(0)
         made.kill(1)
-        monkeypatch.setattr(outbox, "BATCH_LETTERS", JOBS)
+        monkeypatch.setattr(outbox, "BATCH_RECORDS", JOBS)
         made.start(0)
         made.start(1)
         settle(made)
@@ -354,7 +354,7 @@ def letter(number: int, target: str = "t", source_id: int = 1025, data: bytes = 
 
 
 def send(rig: Rig, letters: list[con.DeadLetter], **options: Any) -> wire.Reply | None:
-    return rig.ask(wire.DEAD_LETTERS, "t", encode_letters(letters), peer=WORKER + b"1-1", **options)
+    return rig.ask(wire.DEAD_LETTERS, "t", encode_dead_letters(letters), peer=WORKER + b"1-1", **options)
 
 
 def answers(rig: Rig) -> list[wire.Reply]:
@@ -369,7 +369,7 @@ def test_letters_are_answered_when_they_are_synced_and_taken_once() -> None:
         rig.receive(
             wire.DEAD_LETTERS,
             "t",
-            encode_letters([letter(number) for number in numbers]),
+            encode_dead_letters([letter(number) for number in numbers]),
             peer=WORKER + b"1-1",
         )
         rig.turn()
@@ -389,9 +389,9 @@ def test_letters_are_checked_like_any_request() -> None:
     batches = {
         400: [
             b"no letters",
-            encode_letters([]),
-            encode_letters([letter(1, target="other")]),
-            encode_letters([letter(1), letter(2, source_id=2049)]),
+            encode_dead_letters([]),
+            encode_dead_letters([letter(1, target="other")]),
+            encode_dead_letters([letter(1), letter(2, source_id=2049)]),
         ]
     }
     for status, bodies in batches.items():
@@ -405,7 +405,7 @@ def test_letters_are_checked_like_any_request() -> None:
     send(rig, [letter(1)], incarnation=7)
     assert answers(rig) == [], "it was for another one"
     starting = Rig(ROOMY, recovered=False)
-    starting.receive(wire.DEAD_LETTERS, "t", encode_letters([letter(1)]), peer=WORKER + b"1-1")
+    starting.receive(wire.DEAD_LETTERS, "t", encode_dead_letters([letter(1)]), peer=WORKER + b"1-1")
     starting.rest()
     (reply,) = answers(starting)
     assert error_of(reply)["code"] == "not_ready"

@@ -294,7 +294,7 @@ def test_a_worker_that_dies_in_the_middle_and_stays_away() -> None:
     made.rest()
     rig = made.rig(0)
     assert reply_to(rig, key) is None
-    for _ in range(rule_service.PATIENCE_US // 1_000_000 + 1):
+    for _ in range(rule_service.TIMEOUT_US // 1_000_000 + 1):
         made.clock.advance(1000)
         made.rest()
     first = error_of(reply_to(rig, key))
@@ -481,7 +481,7 @@ def test_rules_that_are_gone_are_answered_when_they_are() -> None:
 
 
 def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rule_service, "LINE_MAX", 3)
+    monkeypatch.setattr(rule_service, "QUEUE_MAX", 3)
     made = cluster()
     keys = [begin_put(made, f"r{i}", NEAR, name_on(1, f"d{i}-")) for i in range(6)]
     refused = [

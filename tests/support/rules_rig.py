@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.shard_rig import Cluster, Rig
 from topics.engine.core.placement import shard_of
 from topics.link import wire
-from workers.forward.parts import digest_of
+from workers.forward.messages import digest_of
 
 Key = tuple[bytes, int]
 SHARDS = 2

@@ -1,1 +1,1 @@
-"""Copies between topics and dead letters, across workers."""
+"""Forwarding between workers: copies of routers, and dead letters."""

@@ -1,17 +1,17 @@
-"""Reads of a topic that gets copies wait until it has what its sources had published when the read came.
+"""Read-your-writes for dests of routers: a read waits until the dest has what its sources had published when it arrived.
 
-    read ──▶ is a round running? ── no ──▶ begin one ──▶ CATCH_UP to the shards of the sources ──▶ all answered ──▶ read
+    read ──▶ is a round running? ── no ──▶ begin one ──▶ CATCH_UP to the shards of the sources ──▶ all replied ──▶ read
                      │ yes
-                     └──▶ wait for the next round, which begins when this one ends, and serves all who wait by then
+                     └──▶ wait for the next round, which begins when this one ends, and serves all waiting reads
 
-A round that began before a read came says nothing about it: the record may have been written in between. So a topic has
-one round that runs and one that gathers, and however many read it, no more. Where the sources lie in this shard, and
-nothing is owed, a round ends as it begins.
+A round that began before a read arrived is not enough: a record may have been written in between. So a topic has one
+running round and one gathering round, however many reads there are. If all sources are on this shard and nothing is
+pending, a round ends at once.
 
-A read waits for WAIT_US at the most; then it is served all the same, and its answer says so. So it is when the shard of a
-source is down. A dest that is full, or read-only, is as far as it can be: nobody waits for that.
+A read waits for WAIT_US at most; then it is served anyway, and its reply says so. The same happens when the shard of a
+source is down. A dest that is full or read-only is as far as it can be, so reads do not wait.
 
-All of it is messages: no worker ever stands still for another.
+Workers only exchange messages; none ever blocks on another.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from workers.forward.messages import CatchUp
 from workers.peers.links import PeerLinks
 
 WAIT_US = 1_000_000
-HELD_MAX = 10_000  # reads; the next one is served at once, and says that it has not waited
-ASKS_MAX = 256  # on their way to one shard; copies, letters and steps need room between the workers, too
+HELD_MAX = 10_000  # reads; further ones are served at once, as if they had timed out
+QUERIES_MAX = 256  # in flight to one shard; copies, dead letters and steps need room, too
 
-# Set here, and never sent: the read was served before the topic had caught up.
+# A request flag that is never sent: the read is served before the topic has caught up.
 LATE = 512
 
 READS = frozenset(
@@ -46,13 +46,13 @@ READS = frozenset(
 )  # fmt: skip
 
 _PERFORMANCE = b'"performance":{'
-_SAID = b'"performance":{"catch_up_timed_out":true,'
+_TIMED_OUT = b'"performance":{"catch_up_timed_out":true,'
 _HEADER = b"Topics-Catch-Up-Timed-Out: true\r\n"
 
 
 @dataclass(slots=True, eq=False)
 class HeldRead:
-    """A read that waits; `go` begins it."""
+    """A waiting read; `go` begins it."""
 
     peer: bytes
     request: wire.Request
@@ -63,7 +63,7 @@ class HeldRead:
 class CatchUpRound:
     until_us: int
     held: list[HeldRead] = field(default_factory=list)
-    left: int = 0  # shards that have not answered
+    left: int = 0  # shards that have not replied
     is_late: bool = False
     is_over: bool = False
 
@@ -79,9 +79,9 @@ class TopicCatchUp:
 
 @dataclass(slots=True, eq=False)
 class CatchUpQuery:
-    """Of a round, to the shard of a source."""
+    """A request of a round to the shard of a source."""
 
-    course: TopicCatchUp
+    topic_state: TopicCatchUp
     round: CatchUpRound
     uids: list[int]
 
@@ -102,28 +102,26 @@ class CatchUps:
         self._forwarder = forwarder
         self._shards = shards
         self._now_us = now_us
-        self._courses: dict[str, TopicCatchUp] = {}
-        self._rounds: deque[CatchUpRound] = deque()  # in the order of their ends
-        self._sources: dict[int, int | None] = {}  # the shard of a rule's source; None: any may have some
+        self._topics: dict[str, TopicCatchUp] = {}
+        self._rounds: deque[CatchUpRound] = deque()  # by deadline
+        self._sources: dict[int, int | None] = {}  # the shard of a rule's source; None: every shard
         self._held = 0
-        self._on_way = [0] * shards  # questions, by shard
-        self._lines: list[deque[CatchUpQuery]] = [
-            deque() for _ in range(shards)
-        ]  # those that wait for an answer to another
+        self._in_flight = [0] * shards  # queries by shard
+        self._queues: list[deque[CatchUpQuery]] = [deque() for _ in range(shards)]  # waiting for room
         self.rounds = 0
-        self.late = 0  # reads that were served before their time
+        self.late = 0  # reads served before their topic had caught up
 
-    # -- where sources are ---------------------------------------------------------------------------------
+    # -- sources -------------------------------------------------------------------------------------------
 
     def learn_source(self, forward: fwd.Forward) -> None:
-        """A source has spoken. Until it does, and for a pattern, every shard is asked."""
-        if forward.uid not in self._sources and self._takes(forward):
+        """Copies of a rule have arrived, so its source is known. Until then, and for patterns, every shard is queried."""
+        if forward.uid not in self._sources and self._has_rule(forward):
             self._sources[forward.uid] = (
                 None if forward.is_pattern else shard_of(forward.source, self._shards)
             )
 
-    def _takes(self, forward: fwd.Forward) -> bool:
-        """Whether such a rule is known here; its last copies may come when it has ended."""
+    def _has_rule(self, forward: fwd.Forward) -> bool:
+        """Whether this shard has such a rule: its last copies may arrive after it was deleted."""
         log = self._published.get(forward.dest)
         return log is not None and log.inflows is not None and forward.uid in log.inflows
 
@@ -141,36 +139,36 @@ class CatchUps:
     # -- reads ---------------------------------------------------------------------------------------------
 
     def hold(self, topic: str, peer: bytes, request: wire.Request, go: Callable[[], None]) -> bool:
-        """Whether a read has to wait. If so, `go` is called when it may begin."""
+        """Whether a read must wait; if so, `go` is called when it may begin."""
         log = self._published.get(topic)
         if log is None or not log.inflows:
             return False
-        course = self._courses.get(topic)
-        if course is None:
+        topic_state = self._topics.get(topic)
+        if topic_state is None:
             running = self._new_round()
-            course = self._courses[topic] = TopicCatchUp(topic, running)
-            self._begin(course)
+            topic_state = self._topics[topic] = TopicCatchUp(topic, running)
+            self._begin(topic_state)
             if running.is_over and not running.is_late:
                 return False
             held_in = running
         else:
-            if course.gathering is None:
-                course.gathering = self._new_round()
-            held_in = course.gathering
+            if topic_state.gathering is None:
+                topic_state.gathering = self._new_round()
+            held_in = topic_state.gathering
         if held_in.is_over or self._held >= HELD_MAX:
-            self._answer_late(request)
+            self._mark_late(request)
             return False
         held_in.held.append(HeldRead(peer, request, go))
         self._held += 1
         return True
 
     def withdraw(self, peer: bytes, number: int | None = None) -> bool:
-        """Whoever asked is gone; without a number, all of that front. Whether there was such a read."""
+        """Drop a waiting read of a front, or all of them without a number; returns whether there was one."""
         found = False
         if not self._held:
             return found
-        for course in self._courses.values():
-            for waiting in (course.running, course.gathering):
+        for topic_state in self._topics.values():
+            for waiting in (topic_state.running, topic_state.gathering):
                 if waiting is None:
                     continue
                 kept = [
@@ -190,63 +188,65 @@ class CatchUps:
         self._rounds.append(made)
         return made
 
-    def _begin(self, course: TopicCatchUp) -> None:
-        log = self._published.get(course.topic)
-        running = course.running
+    def _begin(self, topic_state: TopicCatchUp) -> None:
+        log = self._published.get(topic_state.topic)
+        running = topic_state.running
         by_shard = self._by_shard(log.inflows) if log is not None and log.inflows else {}
         self.rounds += 1
         running.left = 1
         for shard, uids in by_shard.items():
             running.left += 1
             if shard == self._own:
-                self._forwarder.chase(uids, lambda behind: self._heard(course, running, is_late=bool(behind)))
+                self._forwarder.catch_up(
+                    uids, lambda behind: self._part_done(topic_state, running, is_late=bool(behind))
+                )
             else:
-                self._lines[shard].append(CatchUpQuery(course, running, uids))
-                self._ask_next(shard)
-        self._heard(course, running, is_late=False)
+                self._queues[shard].append(CatchUpQuery(topic_state, running, uids))
+                self._send_next(shard)
+        self._part_done(topic_state, running, is_late=False)
 
-    def _ask_next(self, shard: int) -> None:
-        line = self._lines[shard]
-        while line and self._on_way[shard] < ASKS_MAX:
-            question = line.popleft()
-            if question.round.is_over:
+    def _send_next(self, shard: int) -> None:
+        queue = self._queues[shard]
+        while queue and self._in_flight[shard] < QUERIES_MAX:
+            query = queue.popleft()
+            if query.round.is_over:
                 continue
-            body = forward_messages.encode(CatchUp(question.uids))
-            self._on_way[shard] += 1
-            if not self._links.ask(shard, wire.CATCH_UP, b"", body, partial(self._answered, shard, question)):
-                self._on_way[shard] -= 1
-                self._heard(question.course, question.round, is_late=True)
+            body = forward_messages.encode(CatchUp(query.uids))
+            self._in_flight[shard] += 1
+            if not self._links.ask(shard, wire.CATCH_UP, b"", body, partial(self._on_reply, shard, query)):
+                self._in_flight[shard] -= 1
+                self._part_done(query.topic_state, query.round, is_late=True)
 
-    def _answered(self, shard: int, question: CatchUpQuery, reply: wire.Reply | None) -> None:
-        """A source that could not ask this shard has not waited: it may not have heard yet that this one is up."""
-        self._on_way[shard] -= 1
+    def _on_reply(self, shard: int, query: CatchUpQuery, reply: wire.Reply | None) -> None:
+        """A source that reports rules as behind could not reach this shard; it may not know yet that it is up."""
+        self._in_flight[shard] -= 1
         is_late = reply is None or reply.status != 200
         if reply is not None and not is_late:
             is_late = bool(forward_messages.read_caught_up(reply.body).behind)
-        self._heard(question.course, question.round, is_late=is_late)
-        self._ask_next(shard)
+        self._part_done(query.topic_state, query.round, is_late=is_late)
+        self._send_next(shard)
 
-    def _heard(self, course: TopicCatchUp, running: CatchUpRound, *, is_late: bool) -> None:
+    def _part_done(self, topic_state: TopicCatchUp, running: CatchUpRound, *, is_late: bool) -> None:
         running.is_late = running.is_late or is_late
         running.left -= 1
         if not running.left and not running.is_over:
-            self._end(course)
+            self._end(topic_state)
 
-    def _end(self, course: TopicCatchUp) -> None:
-        over, course.running.is_over = course.running, True
+    def _end(self, topic_state: TopicCatchUp) -> None:
+        over, topic_state.running.is_over = topic_state.running, True
         held, over.held = over.held, []
         self._held -= len(held)
         for read in held:
             if over.is_late:
-                self._answer_late(read.request)
+                self._mark_late(read.request)
             read.go()
-        if course.gathering is not None:
-            course.running, course.gathering = course.gathering, None
-            self._begin(course)
+        if topic_state.gathering is not None:
+            topic_state.running, topic_state.gathering = topic_state.gathering, None
+            self._begin(topic_state)
         else:
-            del self._courses[course.topic]
+            del self._topics[topic_state.topic]
 
-    def _answer_late(self, request: wire.Request) -> None:
+    def _mark_late(self, request: wire.Request) -> None:
         request.flags |= LATE
         self.late += 1
 
@@ -257,26 +257,26 @@ class CatchUps:
         return self._rounds[0].until_us if self._rounds else None
 
     def tick(self) -> None:
-        """Let go of whoever has waited for too long."""
+        """End rounds that have timed out."""
         rounds = self._rounds
         while rounds and rounds[0].is_over:
             rounds.popleft()
         if not rounds or rounds[0].until_us > self._now_us():
             return
         now_us = self._now_us()
-        for course in list(self._courses.values()):
-            if course.running.until_us <= now_us:
-                course.running.is_late = True
-                self._end(course)
+        for topic_state in list(self._topics.values()):
+            if topic_state.running.until_us <= now_us:
+                topic_state.running.is_late = True
+                self._end(topic_state)
 
 
 def mark_late(rendered: tuple[int, int, bytes, wire.Buffer]) -> tuple[int, int, bytes, wire.Buffer]:
-    """An answer to a read that was late, which says so."""
+    """Mark the reply of a read that was served late."""
     status, kind, head, body = rendered
     if kind == wire.FRAMES:
         return status, kind, head + _HEADER, body
     if kind != wire.JSON:
         return rendered
-    # `performance` is the last member of every answer, and has figures only: no record's text comes after it.
+    # `performance` is the last member of every reply and contains only numbers, so no record data follows it.
     before, found, after = bytes(body).rpartition(_PERFORMANCE)
-    return (status, kind, head, before + _SAID + after) if found else rendered
+    return (status, kind, head, before + _TIMED_OUT + after) if found else rendered

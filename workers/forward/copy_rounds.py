@@ -1,8 +1,8 @@
-"""When topics with many dests are copied: in rounds, between whose beginnings their records gather.
+"""Rounds of copies: topics with many dests are copied at intervals, so that batches have more records.
 
-A batch of copies costs about as much for one record as for fifty. So between the beginnings of two rounds of a topic lies
-REST_US for each of its dests. Whoever was idle for so long does not wait, nor does a flow for which GATHERED_MIN records
-are there.
+A batch of copies costs about as much for one record as for fifty. So rounds of a topic begin at least ROUND_US_PER_DEST
+times its number of dests apart. A topic that was idle for that long does not wait, nor does a flow with GATHERED_MIN
+records.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-REST_US = (
-    200  # a batch takes about 50, both its ends together: small ones so take a quarter of a core at the most
+ROUND_US_PER_DEST = (
+    200  # a batch takes about 50 µs on both ends, so small batches use at most a quarter of a core
 )
-DESTS_MANY = 32  # the rest of fewer would be over before it was noticed
+DESTS_MIN = 32  # with fewer, the interval would be too short to matter
 GATHERED_MIN = 64
 
 
 @dataclass(slots=True, eq=False)
 class CopyState:
-    """A topic that is copied, as far as its rounds are concerned."""
+    """The rounds of one source topic."""
 
-    rests_until_us: int = 0  # its next round begins no earlier
-    is_resting: bool = False  # some of its flows wait for that
+    next_round_us: int = 0  # earliest start of the next round
+    is_delayed: bool = False  # flows wait for it
 
 
 T = TypeVar("T", bound=CopyState)
@@ -33,38 +33,38 @@ T = TypeVar("T", bound=CopyState)
 class CopyRounds(Generic[T]):
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
-        self._resting: list[tuple[int, int, T]] = []  # until when, a number, who
-        self._rests = 0
+        self._delayed: list[tuple[int, int, T]] = []  # heap: start of the round, tie-breaker, topic
+        self._delays = 0
 
     def begin(self, copied: T, dests: int) -> None:
-        """Copies of it are sent now: of a new round, if its rest is over."""
-        if dests >= DESTS_MANY:
+        """Copies of a topic are sent now; begins a new round if it is time."""
+        if dests >= DESTS_MIN:
             now_us = self._now_us()
-            if now_us >= copied.rests_until_us:
-                copied.rests_until_us = now_us + dests * REST_US
+            if now_us >= copied.next_round_us:
+                copied.next_round_us = now_us + dests * ROUND_US_PER_DEST
 
-    def may_rest(self, copied: T, gathered: int) -> bool:
-        """Whether so many records of it may wait for the next round."""
-        if not copied.rests_until_us or gathered >= GATHERED_MIN:
+    def may_delay(self, copied: T, gathered: int) -> bool:
+        """Whether a flow with `gathered` records waits for the next round."""
+        if not copied.next_round_us or gathered >= GATHERED_MIN:
             return False
-        return self._now_us() < copied.rests_until_us
+        return self._now_us() < copied.next_round_us
 
-    def rest(self, copied: T) -> None:
-        if not copied.is_resting:
-            copied.is_resting = True
-            self._rests += 1
-            heapq.heappush(self._resting, (copied.rests_until_us, self._rests, copied))
+    def delay(self, copied: T) -> None:
+        if not copied.is_delayed:
+            copied.is_delayed = True
+            self._delays += 1
+            heapq.heappush(self._delayed, (copied.next_round_us, self._delays, copied))
 
     @property
     def wake_at_us(self) -> int | None:
-        return self._resting[0][0] if self._resting else None
+        return self._delayed[0][0] if self._delayed else None
 
-    def rested(self) -> list[T]:
-        """Those whose rest is over."""
+    def take_due(self) -> list[T]:
+        """Remove and return the topics whose next round may begin."""
         now_us = self._now_us()
         found: list[T] = []
-        while self._resting and self._resting[0][0] <= now_us:
-            copied = heapq.heappop(self._resting)[2]
-            copied.is_resting = False
+        while self._delayed and self._delayed[0][0] <= now_us:
+            copied = heapq.heappop(self._delayed)[2]
+            copied.is_delayed = False
             found.append(copied)
         return found

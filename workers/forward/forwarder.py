@@ -1,27 +1,27 @@
-"""Copies on their way: from topics of this shard, by their outflows, to their dests, here or at another worker.
+"""Sending of copies: from topics of this shard to the dests of their rules, on this shard or another.
 
-    shard.flowing ──▶ its turn: `serve` ──▶ a batch of each flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
-          ▲                                                                                                  │
-          └──────────── there is more, or a pause is over ◀──────────────────────────────────────────────────┘
+    shard.copies_due ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
+          ▲                                                                                             │
+          └──────────── more to copy, or a pause has ended ◀────────────────────────────────────────────┘
 
-When a topic has its turn the shard's scheduler decides, among all that it delivers.
+The shard's scheduler decides when copies of a topic are sent, among everything that it delivers.
 
-A *flow* is one rule and one topic that it copies. The dest is the authority on how far it is: what is known here is what it
-said last, and nothing of it is stored. After a start of either side the first message of a flow only asks. A batch may be
-sent as often as need be: the dest takes what lies above its mark.
+A *flow* is a pair of a rule and a source topic. Its *mark* is the last seq that the dest has seen. The dest stores it;
+here it is only cached. After a restart of either side, the first message of a flow only queries it. A batch may be sent any
+number of times: the dest ignores records up to its mark.
 
-    idle ──▶ ready ──▶ sent ──▶ idle       nothing is owed
-               ▲         ├────▶ ready      there is more
-               │         ├────▶ resting    there is a little more, and the topic has many dests
-               │         └────▶ paused     full, down, refused: 50 ms … 1 s, or until somebody wants to catch up
-               └── crowded                 as much as may be is on its way to that shard
+    idle ──▶ ready ──▶ sent ──▶ idle       nothing left to copy
+               ▲         ├────▶ ready      more to copy
+               │         ├────▶ delayed    a little more to copy, and the topic has many dests
+               │         └────▶ paused     full, down or refused: for 50 ms … 1 s, or until a reader wants to catch up
+               └── queued                  the window of that shard is full
 
 Copies of a topic with many dests are sent in rounds: see copy_rounds.py.
 
-A *chase* is what a dest asks for before it is read: each flow of its rules that owes something is followed until the dest
-has what was published when it was asked for, or the flow cannot go on.
+A *catch-up* precedes a read of a dest: it waits until each flow of the dest's rules has copied everything that was
+published when it began, or cannot continue.
 
-Bounds: one batch of a flow on its way, BATCH_RECORDS and BATCH_BYTES in it; BATCHES_MAX and BYTES_MAX to one shard.
+Limits: one batch in flight per flow, with BATCH_RECORDS and BATCH_BYTES; BATCHES_MAX and BYTES_MAX in flight to one shard.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ BATCHES_MAX = 128
 BYTES_MAX = 16 * MIB
 BATCH_COST = (
     16 * KIB
-)  # of a batch beside its bytes, for the scheduler: both its ends share a core, about 50 µs
+)  # of a batch besides its bytes, for the scheduler: about 50 µs for both ends on one core
 READS_KEPT = 16  # each up to BATCH_BYTES
-LEAVES_MAX = 64  # topics that are gone, told of in one go
+ANNOUNCED_MAX = 64  # dropped topics announced to dests per tick
 PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000
-CHASE_US = 1_000_000  # whoever asked for it does not wait any longer
-SWEEP_MIN = 64  # so few topics may be known here after they are gone
+CATCH_UP_US = 1_000_000  # readers do not wait any longer
+SWEEP_MIN = 64  # dropped topics may stay in memory up to about this number
 
-IDLE, READY, SENT, CROWDED, RESTING, PAUSED, GONE = range(7)
+IDLE, READY, SENT, QUEUED, DELAYED, PAUSED, REMOVED = range(7)
 UNKNOWN = -1
 
 
 @dataclass(slots=True, eq=False)
-class CatchUpTarget:
-    """What somebody wants to catch up with."""
+class CatchUpWait:
+    """A catch-up in progress."""
 
     until_us: int
-    done: Callable[[list[int]], None]  # with the rules that could not get there
-    left: int = 1
+    done: Callable[[list[int]], None]  # gets the rules that are still behind
+    left: int = 1  # flows that have not caught up, plus one while they are being collected
     behind: list[int] = field(default_factory=list)
 
     def part_done(self) -> None:
@@ -83,29 +83,24 @@ class CatchUpTarget:
 @dataclass(slots=True, eq=False)
 class OutgoingFlow:
     uid: int
-    stream: CopiedTopic
+    topic: CopiedTopic
     shard: int  # of the dest
     state: int = IDLE
-    mark: int = UNKNOWN  # up to here the dest has all
+    mark: int = UNKNOWN
     pause_ms: int = 0
     paused_until_us: int = 0
-    chases: list[tuple[int, CatchUpTarget]] = field(default_factory=list)  # up to which seq
-
-
-Read = tuple[
-    tuple[int, int, object], fwd.Copies | None
-]  # head, where it begins and what is wanted; what was found
+    waits: list[tuple[int, CatchUpWait]] = field(default_factory=list)  # each with the seq that it waits for
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CopiedTopic(CopyState):
-    """A topic that is copied."""
+    """A source topic."""
 
     log: TopicLog
     flows: dict[int, OutgoingFlow] = field(default_factory=dict)  # by rule
     ready: deque[OutgoingFlow] = field(default_factory=deque)
-    outflows: tuple[int, ...] = ()  # as they were when `flows` was made from them
-    head: int = UNKNOWN  # as it was when idle flows were last looked at
+    outflows: tuple[int, ...] = ()  # the log's, when `flows` was last updated
+    head: int = UNKNOWN  # the log's, when idle flows were last checked
 
 
 @dataclass(slots=True, eq=False)
@@ -116,30 +111,30 @@ class CopyBatch:
     bytes: int
 
     @property
-    def only_asks(self) -> bool:
+    def is_query(self) -> bool:
         return self.after == self.upto
 
 
 @dataclass(slots=True)
 class DestinationWindow:
-    """To one shard: what is on its way, and who waits until there is less."""
+    """Copies in flight to one shard, and the flows that wait for room."""
 
     batches: int = 0
     bytes: int = 0
-    crowd: Scheduler[OutgoingFlow] = field(default_factory=lambda: Scheduler(_priority_of))
+    queue: Scheduler[OutgoingFlow] = field(default_factory=lambda: Scheduler(_priority_of))
 
     @property
-    def is_crowded(self) -> bool:
+    def is_full(self) -> bool:
         return self.batches >= BATCHES_MAX or self.bytes + BATCH_BYTES > BYTES_MAX
 
 
 def _priority_of(flow: OutgoingFlow) -> float:
-    log = flow.stream.log
+    log = flow.topic.log
     return effective_priority(log.view.config, log.last_read_ts or None, log.last_touch)
 
 
 Submit = Callable[[CopyBatch, fwd.TakeCopies], None]
-Wanted = tuple[int, object, bool]  # after which seq, by which filter, whether it may circle
+ReadKey = tuple[int, object, bool]  # seq to read after, filter, allow_cycle
 
 
 class Forwarder:
@@ -155,66 +150,66 @@ class Forwarder:
         self._shard = engine.shard
         self._own = engine.config.shard
         self._links = links
-        self._submit = submit  # copies for a topic of this shard; the answer comes to `on_result`
+        self._submit = submit  # copies for a topic of this shard; the result goes to `on_result`
         self._now_us = now_us
-        self._streams: dict[int, CopiedTopic] = {}
-        self._read_of = (0, UNKNOWN)  # a topic and its head
-        self._reads: dict[Wanted, fwd.Copies] = {}  # of it
+        self._topics: dict[int, CopiedTopic] = {}
+        self._read_of = (0, UNKNOWN)  # id and head of the topic that `_reads` belongs to
+        self._reads: dict[ReadKey, fwd.Copies] = {}
         self._by_rule: dict[int, dict[CopiedTopic, None]] = {}
-        self._swept = 0  # streams after the last sweep
-        self._owing: dict[int, dict[OutgoingFlow, None]] = {}  # flows that are not idle, by rule
-        self._ways = [DestinationWindow() for _ in range(shards)]
-        # Whose topics were dropped: the dests may forget how far they were.
-        self._leaving: deque[OutgoingFlow] = deque()
-        self._pausing: list[tuple[int, int, OutgoingFlow]] = []  # until when, a number, who
+        self._swept = 0  # number of topics after the last sweep
+        self._pending: dict[int, dict[OutgoingFlow, None]] = {}  # flows that are not idle, by rule
+        self._windows = [DestinationWindow() for _ in range(shards)]
+        # Flows of dropped topics: their dests may discard the marks.
+        self._dropped: deque[OutgoingFlow] = deque()
+        self._pausing: list[tuple[int, int, OutgoingFlow]] = []  # heap: end of the pause, tie-breaker, flow
         self._pauses = 0
         self._rounds: CopyRounds[CopiedTopic] = CopyRounds(now_us)
-        self._chases: deque[CatchUpTarget] = deque()  # in the order of their ends
+        self._catch_ups: deque[CatchUpWait] = deque()  # by deadline
         self._peers: dict[int, int] = {}
         self._is_closed = False
         self.batches_sent = 0
 
-    # -- lives and deaths ----------------------------------------------------------------------------------
+    # -- peers and rules -----------------------------------------------------------------------------------
 
     def set_peers(self, living: dict[int, int]) -> None:
-        """A dest that has started anew may have less than before."""
+        """After a restart of a worker, its dests may have fewer copies than before."""
         new = {shard for shard, number in living.items() if self._peers.get(shard) != number}
         self._peers = dict(living)
         new.discard(self._own)
         if not new:
             return
-        for stream in self._streams.values():
-            for flow in stream.flows.values():
+        for topic in self._topics.values():
+            for flow in topic.flows.values():
                 if flow.shard in new:
                     flow.mark = UNKNOWN
                     flow.pause_ms = 0
-                    if flow.state in (IDLE, RESTING, PAUSED):
+                    if flow.state in (IDLE, DELAYED, PAUSED):
                         self._make_ready(flow)
 
-    def closed(self, uid: int) -> None:
-        """A rule has ended here, or the topics that it copies have changed."""
-        for stream in list(self._by_rule.get(uid, ())):
-            self._match_rules(stream)
+    def rule_closed(self, uid: int) -> None:
+        """A rule was closed on this shard, or its source topics have changed."""
+        for topic in list(self._by_rule.get(uid, ())):
+            self._match_rules(topic)
 
     def close(self) -> None:
-        """Nothing is waited for: what is owed is asked for after the next start."""
+        """Stop sending. Pending copies are sent after the next start."""
         self._is_closed = True
 
     @property
     def has_pending_copies(self) -> bool:
-        """Whether something is to be sent or answered that nothing stands in the way of."""
+        """Whether copies wait to be sent or acknowledged, except those of paused flows."""
         if self._shard.copies_due:
             return True
-        return any(flow.state != PAUSED for flows in self._owing.values() for flow in flows)
+        return any(flow.state != PAUSED for flows in self._pending.values() for flow in flows)
 
     @property
     def has_waiting_readers(self) -> bool:
-        """Whether somebody waits for copies."""
-        return bool(self._chases)
+        """Whether reads wait for copies."""
+        return bool(self._catch_ups)
 
     def flows_owing(self) -> int:
-        self._look_at_news()
-        return sum(map(len, self._owing.values()))
+        self._refresh_new()
+        return sum(map(len, self._pending.values()))
 
     # -- time ----------------------------------------------------------------------------------------------
 
@@ -223,254 +218,255 @@ class Forwarder:
         if self._is_closed:
             return None
         due = [self._pausing[0][0]] if self._pausing else []
-        if self._chases:
-            due.append(self._chases[0].until_us)
+        if self._catch_ups:
+            due.append(self._catch_ups[0].until_us)
         if self._rounds.wake_at_us is not None:
             due.append(self._rounds.wake_at_us)
         return min(due, default=None)
 
     def tick(self) -> None:
-        """Let time pass; who may go on is in `shard.flowing` afterwards."""
-        if self._pausing or self._chases:
-            self._let_time_pass(self._now_us())
-        for stream in self._rounds.rested():
-            for flow in stream.flows.values():
-                if flow.state == RESTING:
+        """Run expired timers; flows that may continue put their topics into `shard.copies_due`."""
+        if self._pausing or self._catch_ups:
+            self._expire(self._now_us())
+        for topic in self._rounds.take_due():
+            for flow in topic.flows.values():
+                if flow.state == DELAYED:
                     self._make_ready(flow)
-        if self._leaving and not self._is_closed:
-            self._take_leave()
-        for way in self._ways:
-            if way.crowd and not way.batches:  # whoever was let in had nothing to send
-                self._let_in(way)
+        if self._dropped and not self._is_closed:
+            self._announce_dropped()
+        for window in self._windows:
+            if window.queue and not window.batches:  # the flows admitted before had nothing to send
+                self._admit_next(window)
 
-    def _let_time_pass(self, now_us: int) -> None:
+    def _expire(self, now_us: int) -> None:
         while self._pausing and self._pausing[0][0] <= now_us:
             until_us, _, flow = heapq.heappop(self._pausing)
             if flow.state == PAUSED and flow.paused_until_us == until_us:
                 self._make_ready(flow)
-        while self._chases and (self._chases[0].until_us <= now_us or not self._chases[0].left):
-            chase = self._chases.popleft()
-            if chase.left:
-                chase.left = 0
-                chase.done(chase.behind)
+        while self._catch_ups and (self._catch_ups[0].until_us <= now_us or not self._catch_ups[0].left):
+            wait = self._catch_ups.popleft()
+            if wait.left:
+                wait.left = 0
+                wait.done(wait.behind)
 
     # -- a topic -------------------------------------------------------------------------------------------
 
     def has_new_copies(self, log: TopicLog) -> bool:
-        """A topic has something new: those of its flows that owe something are ready. Whether there are any."""
-        return bool(self._line_up(log).ready)
+        """A topic has new records: make its flows ready. Returns whether any is."""
+        return bool(self._refresh(log).ready)
 
     def send_copies(self, log: TopicLog, room: int) -> int:
-        """A batch for each flow of a topic that owes something, until the room is used up; returns what was used. If
-        something is left the topic is in `shard.flowing` again.
+        """Send a batch for each ready flow of a topic, until `room` is used up; returns the room used. If flows remain, the
+        topic is in `shard.copies_due` again.
         """
         if self._is_closed:
             return 0
-        stream = self._line_up(log)
-        self._rounds.begin(stream, len(stream.flows))
+        topic = self._refresh(log)
+        self._rounds.begin(topic, len(topic.flows))
         if self._read_of != (log.id, log.view.head) or len(self._reads) > READS_KEPT:
             self._read_of, self._reads = (log.id, log.view.head), {}
         used = 0
-        while stream.ready and used < room:
-            flow = stream.ready.popleft()
+        while topic.ready and used < room:
+            flow = topic.ready.popleft()
             if flow.state == READY:
                 used += self._send(flow)
-        if stream.ready:
+        if topic.ready:
             self._shard.copies_due[log.id] = log
         else:
             self._reads = {}
         return used
 
     def resume_copies(self, log: TopicLog, uid: int) -> None:
-        """What its flow could not read has come from the cold tier."""
-        stream = self._streams.get(log.id)
-        flow = stream.flows.get(uid) if stream is not None else None
+        """The records that a flow waited for were fetched from the cold tier."""
+        topic = self._topics.get(log.id)
+        flow = topic.flows.get(uid) if topic is not None else None
         if flow is not None and flow.state == PAUSED:
             flow.pause_ms = 0
             self._make_ready(flow)
 
-    def _look_at_news(self) -> None:
-        """What was published since the last turn for copies; the others were looked at."""
+    def _refresh_new(self) -> None:
+        """Check topics with records published since the last turn for copies; all others are up to date."""
         for log in list(self._shard.copies_due.values()):
-            self._line_up(log)
+            self._refresh(log)
 
-    def _line_up(self, log: TopicLog) -> CopiedTopic:
-        """Idle flows that owe something now are ready, or rest."""
-        stream = self._streams.get(log.id)
-        if stream is None:
-            stream = self._add_stream(log)
-        if stream.outflows is not log.outflows or log.dropped:
-            self._match_rules(stream)
+    def _refresh(self, log: TopicLog) -> CopiedTopic:
+        """Make idle flows with new records ready, or delay them."""
+        topic = self._topics.get(log.id)
+        if topic is None:
+            topic = self._add_topic(log)
+        if topic.outflows is not log.outflows or log.dropped:
+            self._match_rules(topic)
         head = log.view.head
-        if head != stream.head:
-            stream.head = head
-            for flow in stream.flows.values():
+        if head != topic.head:
+            topic.head = head
+            for flow in topic.flows.values():
                 if flow.state == IDLE and flow.mark < head:
-                    if self._may_rest(flow):
-                        self._rest(flow)
+                    if self._may_delay(flow):
+                        self._delay(flow)
                     else:
-                        self._owe(flow)
-                elif flow.state == RESTING and not self._may_rest(flow):
-                    self._owe(flow)
-        return stream
+                        self._set_ready(flow)
+                elif flow.state == DELAYED and not self._may_delay(flow):
+                    self._set_ready(flow)
+        return topic
 
-    def _add_stream(self, log: TopicLog) -> CopiedTopic:
-        if len(self._streams) > 2 * self._swept + SWEEP_MIN:
-            for stream in [stream for stream in self._streams.values() if stream.log.dropped]:
-                self._match_rules(stream)
-            self._swept = len(self._streams)
-        self._streams[log.id] = stream = CopiedTopic(log=log)
-        return stream
+    def _add_topic(self, log: TopicLog) -> CopiedTopic:
+        if len(self._topics) > 2 * self._swept + SWEEP_MIN:
+            for topic in [topic for topic in self._topics.values() if topic.log.dropped]:
+                self._match_rules(topic)
+            self._swept = len(self._topics)
+        self._topics[log.id] = topic = CopiedTopic(log=log)
+        return topic
 
-    def _match_rules(self, stream: CopiedTopic) -> None:
-        """A flow for each rule of the topic, and none for others."""
-        log = stream.log
-        stream.outflows = log.outflows
-        stream.head = UNKNOWN
+    def _match_rules(self, topic: CopiedTopic) -> None:
+        """Add and remove flows so that there is one per rule of the topic."""
+        log = topic.log
+        topic.outflows = log.outflows
+        topic.head = UNKNOWN
         uids = dict.fromkeys(() if log.dropped else log.outflows)
-        for uid in [uid for uid in stream.flows if uid not in uids]:
-            flow = stream.flows.pop(uid)
+        for uid in [uid for uid in topic.flows if uid not in uids]:
+            flow = topic.flows.pop(uid)
             self._remove(flow)
             if log.dropped and uid in self._shard.outflows:
-                self._leaving.append(flow)
-            del self._by_rule[uid][stream]
+                self._dropped.append(flow)
+            del self._by_rule[uid][topic]
             if not self._by_rule[uid]:
                 del self._by_rule[uid]
         for uid in uids:
-            if uid not in stream.flows:
+            if uid not in topic.flows:
                 dest = self._shard.outflows[uid].forward.dest
-                stream.flows[uid] = OutgoingFlow(uid, stream, shard_of(dest, len(self._ways)))
-                self._by_rule.setdefault(uid, {})[stream] = None
-        if not stream.flows:
-            self._streams.pop(log.id, None)
+                topic.flows[uid] = OutgoingFlow(uid, topic, shard_of(dest, len(self._windows)))
+                self._by_rule.setdefault(uid, {})[topic] = None
+        if not topic.flows:
+            self._topics.pop(log.id, None)
 
     def _remove(self, flow: OutgoingFlow) -> None:
-        self._owe_nothing(flow, GONE)
-        for _, chase in flow.chases:
-            chase.part_done()
-        flow.chases = []
+        self._end_pending(flow, REMOVED)
+        for _, wait in flow.waits:
+            wait.part_done()
+        flow.waits = []
 
     # -- states of a flow ----------------------------------------------------------------------------------
 
-    def _owe(self, flow: OutgoingFlow) -> None:
+    def _set_ready(self, flow: OutgoingFlow) -> None:
         flow.state = READY
-        flow.stream.ready.append(flow)
-        self._owing.setdefault(flow.uid, {})[flow] = None
+        flow.topic.ready.append(flow)
+        self._pending.setdefault(flow.uid, {})[flow] = None
 
     def _make_ready(self, flow: OutgoingFlow) -> None:
-        self._owe(flow)
-        log = flow.stream.log
+        self._set_ready(flow)
+        log = flow.topic.log
         self._shard.copies_due[log.id] = log
 
-    def _may_rest(self, flow: OutgoingFlow) -> bool:
-        stream = flow.stream
-        return flow.mark != UNKNOWN and self._rounds.may_rest(stream, stream.log.view.head - flow.mark)
+    def _may_delay(self, flow: OutgoingFlow) -> bool:
+        topic = flow.topic
+        return flow.mark != UNKNOWN and self._rounds.may_delay(topic, topic.log.view.head - flow.mark)
 
-    def _rest(self, flow: OutgoingFlow) -> None:
-        flow.state = RESTING
-        self._owing.setdefault(flow.uid, {})[flow] = None
-        self._rounds.rest(flow.stream)
+    def _delay(self, flow: OutgoingFlow) -> None:
+        flow.state = DELAYED
+        self._pending.setdefault(flow.uid, {})[flow] = None
+        self._rounds.delay(flow.topic)
 
-    def _owe_nothing(self, flow: OutgoingFlow, state: int) -> None:
+    def _end_pending(self, flow: OutgoingFlow, state: int) -> None:
         flow.state = state
-        flows = self._owing.get(flow.uid)
+        flows = self._pending.get(flow.uid)
         if flows is not None:
             flows.pop(flow, None)
             if not flows:
-                del self._owing[flow.uid]
+                del self._pending[flow.uid]
 
     def _pause(self, flow: OutgoingFlow, *, is_full: bool = False) -> None:
-        """The same once more, after a while. Nobody waits for it who wants to catch up; and unless the dest is full, and so
-        as far as it can be, they are told.
+        """Retry after a delay. Catch-ups do not wait for that; they report the flow as behind, unless the dest is full and
+        therefore as far as it can be.
         """
         flow.state = PAUSED
         flow.pause_ms = min(max(2 * flow.pause_ms, PAUSE_MS_MIN), PAUSE_MS_MAX)
         flow.paused_until_us = self._now_us() + flow.pause_ms * 1000
         self._pauses += 1
         heapq.heappush(self._pausing, (flow.paused_until_us, self._pauses, flow))
-        chases, flow.chases = flow.chases, []
-        for _, chase in chases:
+        waits, flow.waits = flow.waits, []
+        for _, wait in waits:
             if not is_full:
-                chase.behind.append(flow.uid)
-            chase.part_done()
+                wait.behind.append(flow.uid)
+            wait.part_done()
 
-    def _go_on(self, flow: OutgoingFlow) -> None:
-        """The dest has said how far it is. Those who waited for it hear that last: they may ask for more at once, and must find
-        the flow as it is then.
+    def _advance(self, flow: OutgoingFlow) -> None:
+        """Continue after the dest's reply. Waits are finished last: their callbacks may begin another catch-up, which must
+        find the flow in its new state.
         """
         flow.pause_ms = 0
-        if flow.mark >= flow.stream.log.view.head:
-            self._owe_nothing(flow, IDLE)
-        elif not flow.chases and self._may_rest(flow):
-            self._rest(flow)
+        if flow.mark >= flow.topic.log.view.head:
+            self._end_pending(flow, IDLE)
+        elif not flow.waits and self._may_delay(flow):
+            self._delay(flow)
         else:
             self._make_ready(flow)
-        self._reach(flow)
+        self._finish_waits(flow)
 
     @staticmethod
-    def _reach(flow: OutgoingFlow) -> None:
-        """Those who waited for no more than what the dest has."""
-        if flow.chases:
-            reached = [chase for seq, chase in flow.chases if seq <= flow.mark]
-            flow.chases = [entry for entry in flow.chases if entry[0] > flow.mark]
-            for chase in reached:
-                chase.part_done()
+    def _finish_waits(flow: OutgoingFlow) -> None:
+        """Finish the waits for seqs up to the mark."""
+        if flow.waits:
+            reached = [wait for seq, wait in flow.waits if seq <= flow.mark]
+            flow.waits = [entry for entry in flow.waits if entry[0] > flow.mark]
+            for wait in reached:
+                wait.part_done()
 
     # -- out -----------------------------------------------------------------------------------------------
 
     def _send(self, flow: OutgoingFlow) -> int:
-        way = self._ways[flow.shard]
-        if way.is_crowded:
-            flow.state = CROWDED
-            self._crowd(flow)
+        window = self._windows[flow.shard]
+        if window.is_full:
+            flow.state = QUEUED
+            self._enqueue(flow)
             return 0
         try:
             copies = self._copies(flow)
-        except (TopicsError, OSError) as error:  # one topic that cannot be read must not take the shard down
-            logger.error("copies cannot be read", extra={"fields": {"error": str(error)}})
+        except (TopicsError, OSError) as error:  # one unreadable topic must not take the shard down
+            logger.error("records to copy cannot be read", extra={"fields": {"error": str(error)}})
             self._pause(flow)
             return BATCH_COST
         if copies is None:
             self._nothing_found(flow)
             return 0
         flow.state = SENT
-        if not self._post(flow, copies):
+        if not self._transmit(flow, copies):
             self._pause(flow)
         return BATCH_COST + len(copies.frames)
 
-    def _post(self, flow: OutgoingFlow, copies: fwd.Copies) -> bool:
-        """Whether it is on its way."""
+    def _transmit(self, flow: OutgoingFlow, copies: fwd.Copies) -> bool:
+        """Send a batch; False: not possible now."""
         batch = CopyBatch(flow, copies.after, copies.upto, len(copies.frames))
-        way = self._ways[flow.shard]
-        way.batches += 1
-        way.bytes += batch.bytes
+        window = self._windows[flow.shard]
+        window.batches += 1
+        window.bytes += batch.bytes
         self.batches_sent += 1
         dest = copies.forward.dest
         if flow.shard == self._own:
             self._submit(batch, fwd.TakeCopies(dest, copies))
             return True
-        body, heard = forward_messages.encode(copies), partial(self._heard, batch)
-        if self._links.ask(flow.shard, wire.COPIES, dest.encode(), body, heard):
+        body, on_reply = forward_messages.encode(copies), partial(self._on_reply, batch)
+        if self._links.ask(flow.shard, wire.COPIES, dest.encode(), body, on_reply):
             return True
-        self._leave(batch)
+        self._release(batch)
         return False
 
-    def _take_leave(self) -> None:
-        """What is not said, because this shard or that one dies, costs a few bytes there until the rule ends."""
-        for _ in range(min(len(self._leaving), LEAVES_MAX)):
-            flow = self._leaving[0]
-            outflow, way = self._shard.outflows.get(flow.uid), self._ways[flow.shard]
-            if outflow is not None and (way.is_crowded or self._is_closed):
+    def _announce_dropped(self) -> None:
+        """Tell dests that source topics were dropped. If a crash prevents that, a few bytes stay there until the rule is
+        deleted."""
+        for _ in range(min(len(self._dropped), ANNOUNCED_MAX)):
+            flow = self._dropped[0]
+            outflow, window = self._shard.outflows.get(flow.uid), self._windows[flow.shard]
+            if outflow is not None and (window.is_full or self._is_closed):
                 return
-            self._leaving.popleft()
+            self._dropped.popleft()
             if outflow is not None:
-                copies = self._shard.empty_copies(flow.stream.log, outflow.forward, 0)
+                copies = self._shard.empty_copies(flow.topic.log, outflow.forward, 0)
                 copies.is_gone = True
-                self._post(flow, copies)
+                self._transmit(flow, copies)
 
     def _copies(self, flow: OutgoingFlow) -> fwd.Copies | None:
-        """One read for all rules that want the same, also over several slices of a topic."""
-        log = flow.stream.log
+        """The next batch of a flow. Rules with the same mark and filter share a read, also over several slices."""
+        log = flow.topic.log
         forward = self._shard.outflows[flow.uid].forward
         if flow.mark == UNKNOWN:
             return self._shard.empty_copies(log, forward, 0)
@@ -488,92 +484,92 @@ class Forwarder:
         return copies
 
     def _nothing_found(self, flow: OutgoingFlow) -> None:
-        if flow.mark >= flow.stream.log.view.head:
-            self._go_on(flow)
+        if flow.mark >= flow.topic.log.view.head:
+            self._advance(flow)
         else:
-            self._pause(flow)  # what is there cannot be read yet
+            self._pause(flow)  # the records cannot be read yet
 
-    # -- answers -------------------------------------------------------------------------------------------
+    # -- replies -------------------------------------------------------------------------------------------
 
-    def _heard(self, batch: CopyBatch, reply: wire.Reply | None) -> None:
-        """Of another worker; None: nobody knows."""
+    def _on_reply(self, batch: CopyBatch, reply: wire.Reply | None) -> None:
+        """Reply of another worker; None: the outcome is unknown."""
         if reply is None:
-            self._not_taken(batch)
+            self._rejected(batch)
         elif reply.status == 200:
             try:
-                self._taken(batch, forward_messages.read_taken(reply.body))
+                self._accepted(batch, forward_messages.read_taken(reply.body))
             except TopicsError as error:
-                logger.error("an answer to copies cannot be read", extra={"fields": {"error": str(error)}})
-                self._not_taken(batch)
+                logger.error("a reply to copies cannot be decoded", extra={"fields": {"error": str(error)}})
+                self._rejected(batch)
         else:
-            self._not_taken(batch)
+            self._rejected(batch)
 
     def on_result(self, batch: CopyBatch, result: object) -> None:
-        """Of the own engine."""
+        """Result of this shard's engine."""
         if isinstance(result, fwd.CopiesTaken):
-            self._taken(batch, result)
+            self._accepted(batch, result)
         else:
-            self._not_taken(batch)
+            self._rejected(batch)
 
-    def _taken(self, batch: CopyBatch, taken: fwd.CopiesTaken) -> None:
-        self._leave(batch)
+    def _accepted(self, batch: CopyBatch, taken: fwd.CopiesTaken) -> None:
+        self._release(batch)
         flow = batch.flow
         if flow.state != SENT:
-            return  # it has ended
+            return  # it was removed
         flow.mark = taken.mark
         if taken.mark > batch.after:
             flow.pause_ms = 0
-        if taken.full or (taken.mark <= batch.after and not batch.only_asks):
-            self._reach(flow)
+        if taken.full or (taken.mark <= batch.after and not batch.is_query):
+            self._finish_waits(flow)
             self._pause(flow, is_full=taken.full)
         else:
-            self._go_on(flow)
+            self._advance(flow)
 
-    def _not_taken(self, batch: CopyBatch) -> None:
-        """That shard is down, or has refused it, or may have taken it all the same: it is asked again how far it is."""
-        self._leave(batch)
+    def _rejected(self, batch: CopyBatch) -> None:
+        """The shard is down, has refused the batch, or may have accepted it all the same: query the mark again."""
+        self._release(batch)
         flow = batch.flow
         flow.mark = UNKNOWN
         if flow.state == SENT:
             self._pause(flow)
 
-    def _leave(self, batch: CopyBatch) -> None:
-        way = self._ways[batch.flow.shard]
-        way.batches -= 1
-        way.bytes -= batch.bytes
-        self._let_in(way)
+    def _release(self, batch: CopyBatch) -> None:
+        window = self._windows[batch.flow.shard]
+        window.batches -= 1
+        window.bytes -= batch.bytes
+        self._admit_next(window)
 
-    def _crowd(self, flow: OutgoingFlow) -> None:
-        """Wait until there is less on its way to that shard; those whose copies somebody waits for go first."""
+    def _enqueue(self, flow: OutgoingFlow) -> None:
+        """Wait for room in the shard's window; flows with waiting readers go first."""
         now_ms = self._now_us() // 1000
-        since_ms = now_ms - WAIT_MAX_MS if flow.chases else now_ms
-        self._ways[flow.shard].crowd.add(flow, now_ms, since_ms=since_ms)
+        since_ms = now_ms - WAIT_MAX_MS if flow.waits else now_ms
+        self._windows[flow.shard].queue.add(flow, now_ms, since_ms=since_ms)
 
-    def _let_in(self, way: DestinationWindow) -> None:
-        """One for one: those who were let in before may not have sent anything yet."""
-        while (entry := way.crowd.pick(self._now_us() // 1000)) is not None:
-            way.crowd.done(entry, BATCH_COST)
-            if entry.item.state == CROWDED:
+    def _admit_next(self, window: DestinationWindow) -> None:
+        """Admit one flow per batch that has left: flows admitted before may not have sent anything yet."""
+        while (entry := window.queue.pick(self._now_us() // 1000)) is not None:
+            window.queue.done(entry, BATCH_COST)
+            if entry.item.state == QUEUED:
                 self._make_ready(entry.item)
                 return
 
     # -- catching up ---------------------------------------------------------------------------------------
 
-    def chase(self, uids: Iterable[int], done: Callable[[list[int]], None]) -> None:
-        """Bring all that these rules have published so far to their dests. `done` hears of it, perhaps at once."""
-        self._look_at_news()
-        chase = CatchUpTarget(self._now_us() + CHASE_US, done)
+    def catch_up(self, uids: Iterable[int], done: Callable[[list[int]], None]) -> None:
+        """Call `done` when everything that these rules have published so far is copied, perhaps at once."""
+        self._refresh_new()
+        wait = CatchUpWait(self._now_us() + CATCH_UP_US, done)
         for uid in uids:
-            for flow in list(self._owing.get(uid, ())):
-                flow.chases.append((flow.stream.log.view.head, chase))
-                chase.left += 1
-                if flow.state in (RESTING, PAUSED):
+            for flow in list(self._pending.get(uid, ())):
+                flow.waits.append((flow.topic.log.view.head, wait))
+                wait.left += 1
+                if flow.state in (DELAYED, PAUSED):
                     self._make_ready(flow)
-                elif flow.state == CROWDED:
-                    self._crowd(flow)  # where it was it is passed over
+                elif flow.state == QUEUED:
+                    self._enqueue(flow)  # in front; its old entry is skipped
                 if flow.state == READY:
-                    flow.stream.ready.appendleft(flow)
-                    self._shard.expedite(flow.stream.log)
-        if chase.left > 1:
-            self._chases.append(chase)
-        chase.part_done()
+                    flow.topic.ready.appendleft(flow)
+                    self._shard.expedite(flow.topic.log)
+        if wait.left > 1:
+            self._catch_ups.append(wait)
+        wait.part_done()

@@ -1,15 +1,15 @@
-"""What workers say to each other about forwards, as bytes: the bodies of wire.COPIES … wire.FORWARD_TOTALS.
+"""Messages between workers about forwards: the bodies of wire.COPIES … wire.FORWARD_TOTALS.
 
-    op               from → to                 topic    body                          answer, with status 200
-    FORWARD_STEP     catalog → source, dest    -        a step: an engine's command   what the engine says to it
+    op               from → to                 topic    body                          reply, with status 200
+    FORWARD_STEP     catalog → source, dest    -        an engine command             its result
     COPIES           source → dest             dest     `Copies`                      `CopiesTaken`
     CATCH_UP         dest → source             -        `CatchUp`                     `CaughtUp`
-    FORWARDS_GONE    anyone → catalog          -        `ForwardsGone`                nothing
-    FORWARDS_CHECK   catalog → everyone        -        `ForwardsCheck`               `ForwardsMissed`
+    FORWARDS_GONE    any shard → catalog       -        `ForwardsGone`                nothing
+    FORWARDS_CHECK   catalog → any shard       -        `ForwardsCheck`               `ForwardsMissed`
     FORWARD_TOTALS   catalog → dest            dest     `WantTotals`                  `ForwardTotals`
 
-A refusal has the status and the JSON body that a client would get. FORWARD_TOTALS that names a topic is a read of this
-topic, and catches up first like any other; without a name it is answered with what is there.
+A refusal has the status and JSON body that a client would get. FORWARD_TOTALS with a topic is a read of that topic, and
+catches up first like any other; without one it returns the current totals.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
+import xxhash
 
 from topics.api.errors import InvalidRequest
 from topics.engine.commands import forwards as fwd
@@ -28,38 +29,38 @@ StepDone: TypeAlias = fwd.InflowOpened | fwd.InflowClosed | fwd.OutflowOpened | 
 
 
 class CatchUp(msgspec.Struct, array_like=True):
-    """Bring what these rules have published so far to their dests, and answer then."""
+    """Copy everything that these rules have published so far to their dests, then reply."""
 
     uids: list[int]
 
 
 class CaughtUp(msgspec.Struct, array_like=True):
-    """`behind`: rules that could not get there, though their dest is not full: it could not be asked, or has refused."""
+    """`behind`: rules that have not caught up, because their dest is unreachable or refuses copies. Not because it is full."""
 
     behind: list[int] = []
 
 
 class ForwardsGone(msgspec.Struct, array_like=True):
-    """A topic was dropped, and these rules with it. The answer comes when the catalog has dropped them, too."""
+    """A topic was dropped, and these rules with it. The reply comes when the catalog has dropped them, too."""
 
     forwards: list[tuple[int, str]]  # uid, name
 
 
 class ForwardsCheck(msgspec.Struct, array_like=True):
-    """What a shard should have. All of it: whatever else it has belongs to no rule."""
+    """All flows that a shard should have; any others do not belong to a rule."""
 
     inflows: list[tuple[str, int]]  # dest, uid
     outflows: list[tuple[int, int]]  # uid, digest of the rule
 
 
 class ForwardsMissed(msgspec.Struct, array_like=True):
-    """How a shard differs from that."""
+    """How a shard differs from a ForwardsCheck."""
 
-    inflows: list[int] = []  # it should have them, and does not
-    outflows: list[int] = []
-    stale_outflows: list[int] = []  # it has another version of the rule
-    stray_inflows: list[tuple[str, int]] = []  # it has them, and should not
-    stray_outflows: list[int] = []
+    inflows: list[int] = []  # missing
+    outflows: list[int] = []  # missing
+    stale_outflows: list[int] = []  # of another version of the rule
+    stray_inflows: list[tuple[str, int]] = []  # without a rule
+    stray_outflows: list[int] = []  # without a rule
 
 
 class WantTotals(msgspec.Struct, array_like=True):
@@ -67,7 +68,7 @@ class WantTotals(msgspec.Struct, array_like=True):
 
 
 class ForwardTotals(msgspec.Struct, array_like=True):
-    """How many copies each rule has made. A rule that is not there has no entry."""
+    """Number of copies made by each rule; unknown rules are absent."""
 
     totals: dict[int, int]
     catch_up_timed_out: bool = False
@@ -96,20 +97,26 @@ def _reader(kind: type[T], name: str) -> Callable[[wire.Buffer], T]:
         try:
             return decode(body)
         except msgspec.MsgspecError as error:
-            raise InvalidRequest(f"{name} cannot be read: {error}") from None
+            raise InvalidRequest(f"{name} cannot be decoded: {error}") from None
 
     return read
 
 
 read_copies = _reader(fwd.Copies, "copies")
-read_taken = _reader(fwd.CopiesTaken, "an answer to copies")
-read_catch_up = _reader(CatchUp, "a wish to catch up")
-read_caught_up = _reader(CaughtUp, "an answer to a wish to catch up")
-read_gone = _reader(ForwardsGone, "forwards that are gone")
+read_taken = _reader(fwd.CopiesTaken, "a reply to copies")
+read_catch_up = _reader(CatchUp, "a catch-up request")
+read_caught_up = _reader(CaughtUp, "a reply to a catch-up request")
+read_gone = _reader(ForwardsGone, "a list of dropped forwards")
 read_check = _reader(ForwardsCheck, "a check of forwards")
-read_missed = _reader(ForwardsMissed, "an answer to a check of forwards")
-read_want_totals = _reader(WantTotals, "a wish for totals")
+read_missed = _reader(ForwardsMissed, "a reply to a check of forwards")
+read_want_totals = _reader(WantTotals, "a request for totals")
 read_totals = _reader(ForwardTotals, "totals")
+
+
+def digest_of(forward: fwd.Forward) -> int:
+    """Digest of a rule, without its state."""
+    rule = msgspec.structs.replace(forward, state="active", made_source=False, made_dest=False)
+    return xxhash.xxh3_64_intdigest(encode(rule))
 
 
 def encode_step(step: Step) -> bytes:
@@ -126,7 +133,7 @@ def read_step(body: wire.Buffer) -> Step:
 
 
 def read_step_done(body: wire.Buffer) -> StepDone:
-    done: StepDone = _read_tagged(_done, body, "an answer to a step of a forward")
+    done: StepDone = _read_tagged(_done, body, "a reply to a step of a forward")
     return done
 
 
@@ -134,7 +141,7 @@ def _read_tagged(readers: list[Callable[..., Any]], body: wire.Buffer, name: str
     try:
         kind, content = _tagged(body)
         if not 0 <= kind < len(readers):
-            raise InvalidRequest(f"{name} of the unknown kind {kind}")
+            raise InvalidRequest(f"{name} has the unknown kind {kind}")
         return readers[kind](content)
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"{name} cannot be read: {error}") from None
+        raise InvalidRequest(f"{name} cannot be decoded: {error}") from None

@@ -1,22 +1,22 @@
-"""Dead letters on their way: from a topic of this shard to the topic that takes them, here or at another worker.
+"""Sending of dead letters: from a topic of this shard to its dead letter topic, on this shard or another.
 
-    moving ──▶ TakeLetters at the target's shard ──▶ SettleDeadLetters here
-      ▲            │ refused: SettleDeadLetters gives them back, and they become ready again
-      └── a pause ─┘ nobody knows: the same once more
+    due ──▶ TakeDeadLetters at the target's shard ──▶ SettleDeadLetters here
+      ▲            │ refused: SettleDeadLetters returns them, and they become ready again
+      └── a pause ─┘ outcome unknown: retry
 
-The engine says which letters there are, and has logged each with a number before it does; the target remembers the last
-number of each source. So a letter may be sent as often as need be and is there once. What this holds is not stored: after
-a restart the engine has the same letters again.
+The engine numbers and logs each dead letter before it is sent; the target stores the last number of each source. So a dead
+letter may be sent any number of times and is stored once. Nothing here is stored: after a restart the engine has the same
+dead letters again.
 
-One batch of a source is on its way at a time, in the order of numbers. A batch that is refused may begin with letters that
-an earlier try, of unknown outcome, has brought there. To give those back would double them. So the first of it is sent alone:
-if it is refused, too, then it is not there, and neither is any later one.
+One batch per source is in flight at a time, in the order of numbers. A refused batch may begin with dead letters that an
+earlier attempt of unknown outcome has stored; returning those would duplicate them. So its first one is sent alone: if that
+is refused, too, it is not stored, and neither are later ones.
 
-A call that sends letters is answered when their topics have them, or have refused them, or after WAIT_US: a client that
-reads the dead letter topic next finds them.
+A request that sends dead letters is answered when their topics have stored or refused them, or after WAIT_US: so a client
+that reads the dead letter topic next finds them.
 
-Bounds: BATCH_LETTERS and BATCH_BYTES in one batch, BATCHES_MAX and BYTES_MAX on their way. Sources wait in line. HELD_MAX
-answers wait, with HELD_BYTES_MAX of records; beyond that they leave at once.
+Limits: BATCH_RECORDS and BATCH_BYTES per batch, BATCHES_MAX and BYTES_MAX in flight; further sources are queued. HELD_MAX
+replies wait, with HELD_BYTES_MAX of records; further ones are sent at once.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from workers.peers.links import PeerLinks
 
 logger = logging.getLogger("topics.shard")
 
-BATCH_LETTERS = 64
+BATCH_RECORDS = 64
 BATCH_BYTES = 1 * MIB
 BATCHES_MAX = 64
 BYTES_MAX = 16 * MIB
-LETTER_BYTES = 1 * KIB  # what a letter takes beside data and meta, at most: names, tag, node
+RECORD_OVERHEAD = 1 * KIB  # of a dead letter besides data and meta, at most: names, tag, node
 
 PAUSE_MS_MIN, PAUSE_MS_MAX = 100, 5_000
 
@@ -55,39 +55,39 @@ WAIT_US = 1_000_000
 HELD_MAX = 1_000
 HELD_BYTES_MAX = 16 * MIB
 
-FAULT_OF_A_LETTER = 400  # such a refusal says nothing about the letters behind it
+BAD_RECORD = 400  # status of a refusal that does not apply to later dead letters
 
-encode_letters = msgspec.msgpack.Encoder().encode
-_decode_letters = msgspec.msgpack.Decoder(list[cmd.DeadLetter]).decode
+encode_dead_letters = msgspec.msgpack.Encoder().encode
+_decode_dead_letters = msgspec.msgpack.Decoder(list[cmd.DeadLetter]).decode
 _decode_taken = msgspec.msgpack.Decoder(cmd.DeadLettersTaken).decode
 
 
 def read_dead_letters(topic: str, body: wire.Buffer) -> cmd.TakeDeadLetters:
-    """What another worker sends."""
+    """Decode dead letters sent by another worker."""
     try:
-        letters = _decode_letters(body)
+        letters = _decode_dead_letters(body)
     except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"letters cannot be read: {error}") from None
+        raise InvalidRequest(f"dead letters cannot be decoded: {error}") from None
     if not letters or any(
         (letter.target, letter.source_id) != (topic, letters[0].source_id) for letter in letters
     ):
-        raise InvalidRequest("a batch has letters of one source for one target")
+        raise InvalidRequest("a batch must have dead letters of one source for one target")
     return cmd.TakeDeadLetters(topic, letters[0].source_id, letters)
 
 
 @dataclass(slots=True, eq=False)
 class OutboxTopic:
-    """A topic that has letters to send."""
+    """A topic with dead letters to send."""
 
     topic_id: int
-    count: int  # in the next batch, at most
-    pause_ms: int = 0  # after the last try
-    refused: int = 0  # the last number of the batch that was refused and whose first letter is sent alone
+    count: int  # maximum of the next batch
+    pause_ms: int = 0  # after the last attempt
+    refused: int = 0  # last number of a refused batch whose first dead letter is sent alone
 
 
 @dataclass(slots=True, eq=False)
 class OutboxBatch:
-    """Letters on their way. `done` is there as soon as the target has answered."""
+    """A batch in flight. `done` is set by the target's reply: whether it was stored."""
 
     source: OutboxTopic
     topic: str
@@ -99,8 +99,8 @@ class OutboxBatch:
 
 
 @dataclass(slots=True, eq=False)
-class HeldAnswer:
-    """An answer that waits for letters of a topic, up to a number."""
+class HeldReply:
+    """A reply that waits for the dead letters of a topic up to a number."""
 
     log: TopicLog
     number: int
@@ -125,14 +125,14 @@ class Outbox:
         self._engine = engine
         self._links = links
         self._shards = shards
-        self._submit = submit  # a command to the own engine, whose answer comes to `on_result`
+        self._submit = submit  # queues a command for this shard's engine; the result goes to `on_result`
         self._now_us = now_us
-        self._sources: dict[int, OutboxTopic] = {}  # each of them in line, pausing or with a batch on its way
-        self._line: deque[OutboxTopic] = deque()
-        self._pausing: list[tuple[int, int]] = []  # until when, topic id
+        self._sources: dict[int, OutboxTopic] = {}  # each queued, pausing or with a batch in flight
+        self._queue: deque[OutboxTopic] = deque()
+        self._pausing: list[tuple[int, int]] = []  # heap: end of the pause, topic id
         self._batches = 0
         self._bytes = 0
-        self._held: list[HeldAnswer] = []
+        self._held: list[HeldReply] = []
         self._held_bytes = 0
         self._is_closed = False
 
@@ -140,7 +140,7 @@ class Outbox:
 
     @property
     def _may_send(self) -> bool:
-        """A shard that cannot log the end of a move need not begin one."""
+        """A shard that cannot log the outcome need not begin."""
         return not self._is_closed and self._engine.shard.read_only is None
 
     @property
@@ -151,47 +151,47 @@ class Outbox:
         return min(times, default=None)
 
     def tick(self) -> None:
-        """Send what may be sent by now."""
+        """Send held replies and dead letters that are due."""
         if self._held:
-            self._look_at_held()
-        moving = self._engine.shard.dead_letters_due
-        if not self._may_send or not (moving or self._sources):
+            self._send_due()
+        due = self._engine.shard.dead_letters_due
+        if not self._may_send or not (due or self._sources):
             return
-        for topic_id in sorted(moving.keys() - self._sources.keys()):
-            self._sources[topic_id] = source = OutboxTopic(topic_id, BATCH_LETTERS)
-            self._line.append(source)
+        for topic_id in sorted(due.keys() - self._sources.keys()):
+            self._sources[topic_id] = source = OutboxTopic(topic_id, BATCH_RECORDS)
+            self._queue.append(source)
         now_us = self._now_us()
         while self._pausing and self._pausing[0][0] <= now_us:
-            self._line.append(self._sources[heapq.heappop(self._pausing)[1]])
-        while self._line and self._batches < BATCHES_MAX and self._bytes + BATCH_BYTES <= BYTES_MAX:
-            self._send_from(self._line.popleft())
+            self._queue.append(self._sources[heapq.heappop(self._pausing)[1]])
+        while self._queue and self._batches < BATCHES_MAX and self._bytes + BATCH_BYTES <= BYTES_MAX:
+            self._send_from(self._queue.popleft())
 
     def close(self) -> None:
-        """Nothing is waited for: what is on its way is sent again after the next start."""
+        """Stop sending. Batches in flight are sent again after the next start."""
         self._is_closed = True
-        self._look_at_held()
+        self._send_due()
 
-    # -- answers that wait ---------------------------------------------------------------------------------
+    # -- held replies --------------------------------------------------------------------------------------
 
     def hold(self, command: cmd.MovesDeadLetters, size: int, send: Callable[[], None]) -> bool:
-        """Whether the answer to a command that sent letters has to wait for them. If so, `send` is called later."""
+        """Whether the reply to a command that sent dead letters must wait for them; if so, `send` is called later."""
         log = self._engine.shard.published.get(command.topic)
         if log is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
             return False
-        held = HeldAnswer(log, command.last_dead_letter, command.dead_letters_ms * 1000 + WAIT_US, size, send)
+        held = HeldReply(log, command.last_dead_letter, command.dead_letters_ms * 1000 + WAIT_US, size, send)
         if not self._is_waiting(held):
             return False
         self._held.append(held)
         self._held_bytes += size
         return True
 
-    def _is_waiting(self, held: HeldAnswer) -> bool:
+    def _is_waiting(self, held: HeldReply) -> bool:
         if self._is_closed or held.log.dropped or held.log.consumers is None:
             return False
         oldest = next(iter(held.log.consumers.dead_letters), held.number + 1)
         return oldest <= held.number and held.until_us > self._now_us()
 
-    def _look_at_held(self) -> None:
+    def _send_due(self) -> None:
         looked_at, self._held = self._held, []
         for held in looked_at:
             if self._is_waiting(held):
@@ -204,16 +204,16 @@ class Outbox:
 
     def _send_from(self, source: OutboxTopic) -> None:
         try:
-            letters = self._letters_of(source)
-        except (TopicsError, OSError) as error:  # one topic that cannot be read must not take the shard down
-            logger.error("letters cannot be read", extra={"fields": {"error": str(error)}})
+            letters = self._next_letters(source)
+        except (TopicsError, OSError) as error:  # one unreadable topic must not take the shard down
+            logger.error("dead letters cannot be read", extra={"fields": {"error": str(error)}})
             self._pause(source)
             return
         if not letters:
             del self._sources[source.topic_id]
             return
         first = letters[0]
-        size = sum(len(letter.data) + len(letter.meta) + LETTER_BYTES for letter in letters)
+        size = sum(len(letter.data) + len(letter.meta) + RECORD_OVERHEAD for letter in letters)
         batch = OutboxBatch(source, first.source, first.source_id, letters[-1].number, len(letters), size)
         self._batches += 1
         self._bytes += size
@@ -224,82 +224,84 @@ class Outbox:
             shard,
             wire.DEAD_LETTERS,
             first.target.encode(),
-            encode_letters(letters),
-            partial(self._heard, batch),
+            encode_dead_letters(letters),
+            partial(self._on_reply, batch),
         ):
-            self._later(batch)
+            self._retry_later(batch)
 
-    def _letters_of(self, source: OutboxTopic) -> list[cmd.DeadLetter]:
+    def _next_letters(self, source: OutboxTopic) -> list[cmd.DeadLetter]:
         shard = self._engine.shard
         log = shard.dead_letters_due.get(source.topic_id)
         return shard.dead_letters_to_send(log, source.count, BATCH_BYTES) if log is not None else []
 
-    # -- answers -------------------------------------------------------------------------------------------
+    # -- replies -------------------------------------------------------------------------------------------
 
-    def _heard(self, batch: OutboxBatch, reply: wire.Reply | None) -> None:
-        """Of another worker; None: nobody knows."""
+    def _on_reply(self, batch: OutboxBatch, reply: wire.Reply | None) -> None:
+        """Reply of another worker; None: the outcome is unknown."""
         if reply is None:
-            self._later(batch)
+            self._retry_later(batch)
         elif reply.status == 200:
             try:
-                self._taken(batch, _decode_taken(reply.body))
+                self._accepted(batch, _decode_taken(reply.body))
             except msgspec.MsgspecError as error:
-                logger.error("an answer to letters cannot be read", extra={"fields": {"error": str(error)}})
-                self._later(batch)
+                logger.error(
+                    "a reply to dead letters cannot be decoded", extra={"fields": {"error": str(error)}}
+                )
+                self._retry_later(batch)
         else:
-            self._not_taken(batch, reply.status)
+            self._rejected(batch, reply.status)
 
     def on_result(self, batch: OutboxBatch, result: object) -> None:
-        """Of the own engine: to letters for a topic of this shard, or to the end of a move."""
+        """Result of this shard's engine, for dead letters to a topic of this shard, or for SettleDeadLetters."""
         if batch.done is not None:
-            self._ended(batch, result)
+            self._settled(batch, result)
         elif isinstance(result, cmd.DeadLettersTaken):
-            self._taken(batch, result)
+            self._accepted(batch, result)
         else:
             assert isinstance(result, TopicsError)
-            self._not_taken(batch, STATUS[result.code])
+            self._rejected(batch, STATUS[result.code])
 
-    def _taken(self, batch: OutboxBatch, taken: cmd.DeadLettersTaken) -> None:
-        self._end(batch, min(batch.last, taken.last_number), done=True)
+    def _accepted(self, batch: OutboxBatch, taken: cmd.DeadLettersTaken) -> None:
+        self._settle(batch, min(batch.last, taken.last_number), done=True)
 
-    def _not_taken(self, batch: OutboxBatch, status: int) -> None:
-        if status >= 500:  # that shard starts, or may not write, or may have taken them all the same
-            self._later(batch)
+    def _rejected(self, batch: OutboxBatch, status: int) -> None:
+        if status >= 500:  # the shard is starting or read-only, or may have stored them all the same
+            self._retry_later(batch)
         elif batch.count > 1:
             batch.source.count = 1
             batch.source.refused = batch.last
-            self._next(batch)
+            self._continue(batch)
         else:
-            alone = status == FAULT_OF_A_LETTER
-            self._end(batch, batch.last if alone else max(batch.last, batch.source.refused), done=False)
+            alone = status == BAD_RECORD
+            self._settle(batch, batch.last if alone else max(batch.last, batch.source.refused), done=False)
 
-    def _end(self, batch: OutboxBatch, number: int, *, done: bool) -> None:
+    def _settle(self, batch: OutboxBatch, number: int, *, done: bool) -> None:
         batch.done = done
         self._submit(batch, cmd.SettleDeadLetters(batch.topic, batch.source_id, number, done))
 
-    def _ended(self, batch: OutboxBatch, result: object) -> None:
+    def _settled(self, batch: OutboxBatch, result: object) -> None:
         if not isinstance(result, cmd.DeadLettersSettled):  # the topic is gone, or the shard may not write
-            self._later(batch)
+            self._retry_later(batch)
             return
         source = batch.source
         source.pause_ms = source.refused = 0
         if batch.done:
-            source.count = min(2 * source.count, BATCH_LETTERS)
-        self._next(batch)
+            source.count = min(2 * source.count, BATCH_RECORDS)
+        self._continue(batch)
 
-    def _next(self, batch: OutboxBatch) -> None:
-        self._leave(batch)
-        self._line.append(batch.source)
+    def _continue(self, batch: OutboxBatch) -> None:
+        self._release(batch)
+        self._queue.append(batch.source)
 
-    def _later(self, batch: OutboxBatch) -> None:
-        """The same once more, after a while."""
-        self._leave(batch)
+    def _retry_later(self, batch: OutboxBatch) -> None:
+        """Retry the batch after a pause."""
+        self._release(batch)
         self._pause(batch.source)
 
     def _pause(self, source: OutboxTopic) -> None:
         source.pause_ms = min(max(2 * source.pause_ms, PAUSE_MS_MIN), PAUSE_MS_MAX)
         heapq.heappush(self._pausing, (self._now_us() + source.pause_ms * 1000, source.topic_id))
 
-    def _leave(self, batch: OutboxBatch) -> None:
+    def _release(self, batch: OutboxBatch) -> None:
         self._batches -= 1
         self._bytes -= batch.bytes

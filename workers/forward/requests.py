@@ -1,6 +1,6 @@
-"""What clients ask about forwards, checked as far as that goes without the catalog, and how they are answered.
+"""Requests and replies about routers: decoding, checks that do not need the catalog, and encoding.
 
-Checks come in the contract's order: the body, the key's prefixes, then names.
+Checks have the order of the HTTP contract: the body, the prefixes of the API key, then names.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _body = BodyType(ForwardBody)
 
 @dataclass(slots=True)
 class ForwardSpec:
-    """A rule as it is asked for: without a uid, and in no state yet."""
+    """A rule as requested by a client, without uid and state."""
 
     forward: Forward
     create_dest: bool
     prefixes: tuple[str, ...] | None
 
 
-def read_wish(request: wire.Request, args: wire.Args) -> ForwardSpec:
+def read_spec(request: wire.Request, args: wire.Args) -> ForwardSpec:
     body: ForwardBody = read_body(_body, request)
     filters = _filters(body.filter)
     prefixes = prefixes_of(args)
@@ -66,7 +66,7 @@ def prefixes_of(args: wire.Args) -> tuple[str, ...] | None:
 
 
 def _start_of(source: str) -> str:
-    """As `source_prefix`, of what may turn out to be no pattern: then nothing is known of its beginning."""
+    """Like `source_prefix`; empty if the pattern turns out to be invalid."""
     try:
         return source_prefix(source)
     except ValueError:
@@ -79,7 +79,7 @@ def _start_of(source: str) -> str:
 def _check_names(name: str, source: str, dest: str) -> None:
     if FORWARD_NAME.match(name) is None:
         raise InvalidRequest(
-            f"{name[:64]!r} is no name of a router: 1 to 255 letters, digits and any of . _ : > -, beginning with a letter or digit"
+            f"{name[:64]!r} is not a valid router name: 1 to 255 letters, digits and any of . _ : > -, starting with a letter or digit"
         )
     if is_pattern(source):
         _check_pattern(source)
@@ -89,21 +89,19 @@ def _check_names(name: str, source: str, dest: str) -> None:
     if source == dest:
         raise InvalidRequest("source and dest must differ")
     if matches(source, dest):
-        raise InvalidRequest(
-            f"the pattern {source!r} matches its own dest {dest!r}: records would go in a circle"
-        )
+        raise InvalidRequest(f"the pattern {source!r} matches its own dest {dest!r}, which would be a cycle")
 
 
 def _check_topic(field: str, name: str) -> None:
     if NAME.match(name) is None:
-        raise InvalidRequest(f"{field} is {name[:64]!r}, which no topic can be named")
+        raise InvalidRequest(f"{field} is {name[:64]!r}, which is not a valid topic name")
 
 
 def _check_pattern(source: str) -> None:
     tokens = source.split(".")
     if len(source.encode()) > PATTERN_BYTES_MAX or not all(map(_TOKEN.fullmatch, tokens)):
         raise InvalidRequest(
-            f"source is {source[:64]!r}, which is neither a topic nor a pattern; a wildcard is a token alone: a.*, a.>"
+            f"source is {source[:64]!r}, which is neither a topic name nor a pattern; a wildcard must be a whole token: a.*, a.>"
         )
     try:
         parse_pattern(source.encode())
@@ -115,7 +113,7 @@ def _check_pattern(source: str) -> None:
 
 
 def _is_list(wanted: str | list[str | list[str]] | None) -> bool:
-    """Whether it is a list of which any is enough, and not one predicate."""
+    """Whether it is a list of alternatives rather than one predicate."""
     return isinstance(wanted, list) and not _is_predicate(wanted)
 
 
@@ -133,7 +131,7 @@ def _filters(wanted: str | list[str | list[str]] | None) -> tuple[tuple[TagOp, s
     elif wanted:
         found = [_entry(entry) for entry in wanted]
     else:
-        raise InvalidRequest("an empty filter lets nothing through; leave it out to let everything through")
+        raise InvalidRequest("an empty filter matches nothing; omit it to match everything")
     if len(found) > FILTERS_MAX:
         raise InvalidRequest(f"{len(found)} entries in filter; send at most {FILTERS_MAX}")
     if any(len(match.value) > TAG_BYTES_MAX for match in found):
@@ -147,7 +145,7 @@ def _predicate(wanted: list[str | list[str]]) -> TagMatch:
 
 
 def _entry(entry: str | list[str]) -> TagMatch:
-    """Of a list. A word without a wildcard is none: `["node", "Eq", "x"]` is a wrong predicate and not three patterns."""
+    """An entry of a list. A string must have a wildcard: `["node", "Eq", "x"]` is a wrong predicate, not three patterns."""
     if not isinstance(entry, str):
         return tag_match(entry, subjects=True)
     match = make_match("Subject", entry)
@@ -158,7 +156,7 @@ def _entry(entry: str | list[str]) -> TagMatch:
     return match
 
 
-# -- answers -----------------------------------------------------------------------------------------------
+# -- replies -----------------------------------------------------------------------------------------------
 
 
 def forward_body(forward: Forward) -> dict[str, object]:
@@ -190,7 +188,7 @@ def forward_got(forward: Forward, total: int, timed_out: bool, total_ms: float) 
 def forward_list(
     forwards: list[Forward], totals: dict[int, int], page_size: int, total_ms: float
 ) -> Rendered:
-    """One more than `page_size` says that there are more. A rule without a total is about to go."""
+    """More rules than `page_size` mean that there is another page. A rule without a total is being deleted."""
     rows = [
         {
             "router": forward.name,

@@ -1,7 +1,7 @@
-"""The catalog's forwards, found by what they are asked for: name, source, dest, and where records go from a topic.
+"""Index of the catalog's forwarding rules by name, source and dest, and detection of cycles.
 
-It is an index of what the engine of shard 0 has stored, and knows nothing of how rules are made or ended. A rule that is
-being made stands in the way of others as if it were there; one that is ending does not.
+It indexes the rules that the engine of shard 0 stores, and has no part in creating or deleting them. A rule that is being
+created conflicts with others like an existing one; a rule that is being deleted does not.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ class RuleBook:
         self._by_source: dict[str, dict[int, None]] = {}
         self._by_dest: dict[str, dict[int, None]] = {}
         self._patterns: SubjectTrie[int] = SubjectTrie()
-        self.unsettled: dict[int, None] = {}  # uids of those that are being made or ended
-        self.gone: dict[
-            int, None
-        ] = {}  # uids of those that went with a topic: to be ended, and shown to nobody
+        self.unsettled: dict[int, None] = {}  # uids of rules that are being created or deleted
+        self.gone: dict[int, None] = {}  # uids of rules dropped with a topic: hidden, and to be deleted
 
     @property
     def count(self) -> int:
@@ -76,10 +74,10 @@ class RuleBook:
         if forward.is_pattern:
             self._patterns.remove(forward.source.encode(), uid)
 
-    # -- what stands in the way of a new one ---------------------------------------------------------------
+    # -- conflicts -----------------------------------------------------------------------------------------
 
     def has_other_source(self, forward: Forward) -> bool:
-        """Whether something else feeds the dest already. The rule of this name does not count."""
+        """Whether another source is already copied to the dest, not counting the rule of this name."""
         others = [self._rules[uid] for uid in self._by_dest.get(forward.dest, ())]
         return any(
             rule.state != "ending" and rule.name != forward.name and rule.source != forward.source
@@ -87,7 +85,7 @@ class RuleBook:
         )
 
     def find_cycle(self, source: str, dest: str) -> list[str] | None:
-        """The shortest way in a circle that a rule from there to there would close, as names, first and last the same."""
+        """The shortest cycle that such a rule would close, as topic names; the first and last are the same."""
         came_from: dict[str, str | None] = {dest: None}
         line = [dest]
         for topic in line:
@@ -104,7 +102,7 @@ class RuleBook:
         uids = [*self._by_source.get(topic, ()), *self._patterns.match(topic.encode()).plain]
         return [self._rules[uid].dest for uid in uids if self._rules[uid].state != "ending"]
 
-    # -- what clients see of it ----------------------------------------------------------------------------
+    # -- visibility ----------------------------------------------------------------------------------------
 
     def is_shown(self, rule: Forward) -> bool:
         return rule.state == "active" and rule.uid not in self.gone
@@ -121,7 +119,7 @@ class RuleBook:
         dest: str | None,
         count: int,
     ) -> list[Forward]:
-        """The first rules by name, after a name, that are active and wanted."""
+        """The first `count` rules by name, after the name `after`, that are visible and wanted."""
         rows: list[Forward] = []
         for name in self._candidates(max(prefix, after), source, dest):
             if not name.startswith(prefix):
@@ -136,7 +134,7 @@ class RuleBook:
         return rows
 
     def _candidates(self, first: str, source: str | None, dest: str | None) -> Iterator[str]:
-        """Names in order; fewer than all where an index knows better."""
+        """Names in order, restricted by an index if possible."""
         if source is None and dest is None:
             yield from self._names.irange(first)
             return

@@ -1,4 +1,4 @@
-"""Looks at forwards: the rule is the catalog's, and how many copies there are is asked of the shards of the dests."""
+"""Reads of forwarding rules: the rule comes from the catalog, its number of copies from the shard of the dest."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from workers.forward.rules.operations import NotReady
 
 logger = logging.getLogger("topics.shard")
 
-READS_MAX = 128  # on their way; copies and steps need room between the workers, too
-PATIENCE_US = 2_000_000  # with a worker that is starting
-AGAIN_US = 50_000
+READS_MAX = 128  # in flight; copies and steps need room between the workers, too
+TIMEOUT_US = 2_000_000  # for a worker that is starting
+RETRY_US = 50_000
 
 Ask: TypeAlias = Callable[[int, int, bytes, bytes, Callable[[wire.Reply | None], None]], bool]
 Answer: TypeAlias = Callable[[Rendered | TopicsError], None]
@@ -31,13 +31,13 @@ Answer: TypeAlias = Callable[[Rendered | TopicsError], None]
 
 @dataclass(slots=True, eq=False)
 class RuleQuery:
-    """A look at rules whose totals are being asked for."""
+    """A read of rules that waits for totals."""
 
     answer: Answer
     total_ms: Callable[[], float]
     forwards: list[Forward]
     until_us: int
-    page_size: int = 0  # 0: it is about one rule
+    page_size: int = 0  # 0: a read of one rule
     left: int = 0
     totals: dict[int, int] = field(default_factory=dict)
     timed_out: bool = False
@@ -51,18 +51,16 @@ class RuleReads:
         self._ask = ask
         self._now_us = now_us
         self._open = 0
-        self._again: deque[tuple[int, Callable[[], None]]] = (
-            deque()
-        )  # when, what: questions that found nobody
+        self._retries: deque[tuple[int, Callable[[], None]]] = deque()  # time, request
 
     def get(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
-        """One rule. It is a read of the dest, which catches up first."""
+        """Read one rule. This is a read of the dest, which catches up first."""
         rule = self._book.find(args.forward)
         if rule is None or not self._book.is_shown(rule):
             raise ForwardNotFound(args.forward)
         if not rule.is_covered_by(prefixes_of(args)):
             raise Forbidden("this key may not use that router")
-        self._begin(RuleQuery(answer, total_ms, [rule], self._now_us() + PATIENCE_US))
+        self._begin(RuleQuery(answer, total_ms, [rule], self._now_us() + TIMEOUT_US))
 
     def list(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
         prefixes = prefixes_of(args)
@@ -74,13 +72,13 @@ class RuleReads:
             dest=args.dest,
             count=args.page_size + 1,
         )
-        self._begin(RuleQuery(answer, total_ms, rows, self._now_us() + PATIENCE_US, args.page_size))
+        self._begin(RuleQuery(answer, total_ms, rows, self._now_us() + TIMEOUT_US, args.page_size))
 
     def _begin(self, reading: RuleQuery) -> None:
-        """One message a shard."""
+        """Send one request per shard."""
         if self._open >= READS_MAX:
             raise Throttled(
-                "too many looks at routers at once; try again", limit="router_reads", max=READS_MAX
+                "too many reads of routers at once; try again", limit="router_reads", max=READS_MAX
             )
         wanted: dict[int, list[tuple[str, int]]] = {}
         for rule in reading.forwards[: reading.page_size or 1]:
@@ -91,18 +89,18 @@ class RuleReads:
         if not wanted:
             self._finish(reading)
         for shard, inflows in wanted.items():
-            self._ask_for(reading, shard, topic, messages.encode(messages.WantTotals(inflows)))
+            self._request(reading, shard, topic, messages.encode(messages.WantTotals(inflows)))
 
-    def _ask_for(self, reading: RuleQuery, shard: int, topic: bytes, body: bytes) -> None:
-        again = partial(self._ask_for, reading, shard, topic, body)
-        heard = partial(self._heard, reading, again)
-        if not self._ask(shard, wire.FORWARD_TOTALS, topic, body, heard):
-            heard(None)
+    def _request(self, reading: RuleQuery, shard: int, topic: bytes, body: bytes) -> None:
+        retry = partial(self._request, reading, shard, topic, body)
+        on_reply = partial(self._on_reply, reading, retry)
+        if not self._ask(shard, wire.FORWARD_TOTALS, topic, body, on_reply):
+            on_reply(None)
 
-    def _heard(self, reading: RuleQuery, again: Callable[[], None], reply: wire.Reply | None) -> None:
+    def _on_reply(self, reading: RuleQuery, retry: Callable[[], None], reply: wire.Reply | None) -> None:
         if reply is None or reply.status not in (200, 404):
             if self._now_us() < reading.until_us:
-                self._again.append((self._now_us() + AGAIN_US, again))
+                self._retries.append((self._now_us() + RETRY_US, retry))
                 return
             reading.failed = True
         elif reply.status == 200:  # else the dest is gone
@@ -113,31 +111,31 @@ class RuleReads:
 
     @property
     def wake_at_us(self) -> int | None:
-        return self._again[0][0] if self._again else None
+        return self._retries[0][0] if self._retries else None
 
     def tick(self) -> None:
-        while self._again and self._again[0][0] <= self._now_us():
-            self._again.popleft()[1]()
+        while self._retries and self._retries[0][0] <= self._now_us():
+            self._retries.popleft()[1]()
 
     @staticmethod
     def _add(reading: RuleQuery, reply: wire.Reply) -> None:
         try:
-            heard = messages.read_totals(reply.body)
+            found = messages.read_totals(reply.body)
         except InvalidRequest as error:
-            logger.error("totals could not be read", extra={"fields": {"error": str(error)}})
+            logger.error("totals could not be decoded", extra={"fields": {"error": str(error)}})
             reading.failed = True
             return
-        reading.totals |= heard.totals
-        reading.timed_out |= heard.catch_up_timed_out
+        reading.totals |= found.totals
+        reading.timed_out |= found.catch_up_timed_out
 
     def _finish(self, reading: RuleQuery) -> None:
         self._open -= 1
         rows, totals = reading.forwards, reading.totals
         if reading.failed:
-            reading.answer(NotReady("a shard that counts the copies is not ready; try again shortly"))
+            reading.answer(NotReady("a dest's shard is not ready; try again shortly"))
         elif reading.page_size:
             reading.answer(forward_list(rows, totals, reading.page_size, reading.total_ms()))
-        elif rows[0].uid not in totals:  # its dest was dropped just now
+        elif rows[0].uid not in totals:  # its dest was just dropped
             reading.answer(ForwardNotFound(rows[0].name))
         else:
             total = totals[rows[0].uid]

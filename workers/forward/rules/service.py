@@ -1,9 +1,9 @@
-"""The catalog's desk for forwards, on shard 0: who wants what, in which order, and when something is tried again. Pure: no
-socket, and the clock is given.
+"""The rule service of the catalog, on shard 0: queues operations on forwarding rules, and retries their requests. Pure: no
+socket, and the clock is injected.
 
-One operation (operations.py) at a time: what it found when it checked holds until it ends. What must be done goes first
-(rules that a crash left half way, or that went with a topic; workers that came up), then clients in the order of asking.
-LINE_MAX of them wait; who has waited for PATIENCE_US is told to come back. Looks at rules do not wait in this line.
+One operation (operations.py) runs at a time, so its checks hold until it ends. Internal operations go first (rules left
+incomplete by a crash or dropped with a topic; checks of restarted workers), then requests of clients in FIFO order. At
+most QUEUE_MAX requests wait, for TIMEOUT_US; then they fail. Reads of rules are not queued.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from topics.engine.runtime.engine import Engine
 from topics.link import wire
 from workers.codec.replies import Rendered, with_ignored
 from workers.forward import messages
-from workers.forward.requests import prefixes_of, read_wish
+from workers.forward.requests import prefixes_of, read_spec
 from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import (
     PAUSE_MS_MAX,
@@ -38,17 +38,17 @@ from workers.forward.rules.reads import Ask, RuleReads
 
 logger = logging.getLogger("topics.shard")
 
-LINE_MAX = 256
-PATIENCE_US = 10_000_000
+QUEUE_MAX = 256
+TIMEOUT_US = 10_000_000
 
-DONE: Rendered = (200, wire.INTERNAL, b"", b"")  # to another worker
+DONE: Rendered = (200, wire.INTERNAL, b"", b"")  # reply to another worker
 
 Send: TypeAlias = Callable[[bytes, int, int, int, bytes, wire.Buffer], None]
 
 
 @dataclass(slots=True, eq=False)
 class RuleClient:
-    """Who is to be answered, at a front or another worker."""
+    """The recipient of a reply: a client at a front, or another worker."""
 
     peer: bytes
     number: int
@@ -59,19 +59,19 @@ class RuleClient:
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One that waits, or runs: then `steps` is where it is."""
+    """A queued or running operation; `steps` is set while it runs."""
 
     begin: Callable[[], Steps]
     client: RuleClient | None = None
     steps: Steps | None = None
-    asked: list[WorkerRequest] = field(default_factory=list)
-    answers: dict[int, wire.Reply | None] = field(default_factory=dict)  # by places in `asked`
-    unasked: list[int] = field(default_factory=list)  # places: to be asked at the next chance
-    has_logged: bool = False  # after a restart it is gone on with
-    again: list[int] = field(default_factory=list)  # places: to be asked after a pause
+    requests: list[WorkerRequest] = field(default_factory=list)
+    answers: dict[int, wire.Reply | None] = field(default_factory=dict)  # by index of the request
+    unsent: list[int] = field(default_factory=list)  # indexes of requests to send
+    has_logged: bool = False  # it is resumed after a restart
+    retries: list[int] = field(default_factory=list)  # indexes of requests to send again after a pause
     pause_ms: int = 0
-    logging: int = 0  # commands to the own engine that are not answered
-    failure: TopicsError | None = None  # of one of them
+    logging: int = 0  # commands to this shard's engine without a result
+    failure: TopicsError | None = None  # of one of these commands
 
 
 class RuleService:
@@ -86,8 +86,8 @@ class RuleService:
         submit: Callable[[Operation, PutForward | DropForward], None],
         now_us: Callable[[], int],
     ) -> None:
-        """`ask` is of any shard, this one too, and never answers at once. `submit` is a command to the own engine, whose
-        answer comes to `on_result`.
+        """`ask` sends a request to any shard, including this one, and never replies before it returns. `submit` queues a
+        command for this shard's engine; its result goes to `on_result`.
         """
         self._engine = engine
         self._send = send
@@ -99,14 +99,14 @@ class RuleService:
             engine, self.book, shards=shards, max_forwards=max_forwards, now_us=now_us
         )
         self._reads = RuleReads(self.book, shards=shards, ask=ask, now_us=now_us)
-        self._line: deque[Operation] = deque()  # of clients
-        self._first: deque[Operation] = deque()  # of workers
+        self._queue: deque[Operation] = deque()  # from clients
+        self._urgent: deque[Operation] = deque()  # from workers
         self._running: Operation | None = None
-        self._again_us: int | None = None  # when the one that runs asks again
-        self._unfinished: dict[int, int] = {}  # uids of rules to go on with, and when
+        self._retry_us: int | None = None  # when the running operation retries its requests
+        self._unfinished: dict[int, int] = {}  # uids of incomplete rules, and when to resume them
         self._is_open = False
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """The shard has recovered."""
@@ -122,7 +122,7 @@ class RuleService:
         self._is_open = False
 
     def set_peers(self, living: dict[int, int]) -> None:
-        """Which other workers live, as shard → incarnation. Whoever is new among them is checked."""
+        """The other running workers, as shard → incarnation. New ones are checked."""
         known = self._operations.living
         for shard, incarnation in living.items():
             if known.get(shard) != incarnation:
@@ -132,16 +132,16 @@ class RuleService:
     # -- in ------------------------------------------------------------------------------------------------
 
     def receive(self, peer: bytes, request: wire.Request) -> bool:
-        """Whether it was for this desk; a TopicsError is what the asker is to be told."""
+        """Handle a request about rules; False: it is not one. A TopicsError is sent as the reply."""
         op, now_us = request.op, self._now_us()
-        client = RuleClient(peer, request.id, request.received_us, now_us + PATIENCE_US)
+        client = RuleClient(peer, request.id, request.received_us, now_us + TIMEOUT_US)
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
         total_ms = partial(self._total_ms, client)
         if op == wire.FORWARDS_GONE:
-            # Never refused: nobody would say it again. There are no more of these than rules.
+            # Never refused, because it is not repeated. There are at most as many as rules.
             uids = [uid for uid, _ in messages.read_gone(request.body).forwards]
             self.book.gone |= dict.fromkeys(uid for uid in uids if self.book.get(uid) is not None)
-            self._first.append(Operation(partial(self._operations.end_gone, uids), client))
+            self._urgent.append(Operation(partial(self._operations.end_gone, uids), client))
         elif now_us - request.received_us > request.budget_ms * 1000:
             raise NotReady("the request waited too long and was not executed; try again")
         elif op == wire.GET_FORWARD:
@@ -149,42 +149,42 @@ class RuleService:
         elif op == wire.LIST_FORWARDS:
             self._reads.list(args, partial(self._answer, client), total_ms)
         elif op == wire.PUT_FORWARD:
-            wish = read_wish(request, args)
+            spec = read_spec(request, args)
             if request.flags & wire.IGNORED:
                 client.ignored = request.ignored
-            self._wait_in_line(Operation(partial(self._operations.put, wish, total_ms), client))
+            self._enqueue(Operation(partial(self._operations.put, spec, total_ms), client))
         elif op == wire.DROP_FORWARD:
             name, prefixes = args.forward, prefixes_of(args)
-            self._wait_in_line(Operation(partial(self._operations.drop, name, prefixes, total_ms), client))
+            self._enqueue(Operation(partial(self._operations.drop, name, prefixes, total_ms), client))
         else:
             return False
         return True
 
-    def _wait_in_line(self, operation: Operation) -> None:
-        if len(self._line) >= LINE_MAX:
+    def _enqueue(self, operation: Operation) -> None:
+        if len(self._queue) >= QUEUE_MAX:
             raise Throttled(
-                "too many changes of routers wait; try again", limit="router_changes", max=LINE_MAX
+                "too many changes of routers are queued; try again", limit="router_changes", max=QUEUE_MAX
             )
-        self._line.append(operation)
+        self._queue.append(operation)
 
     # -- time ----------------------------------------------------------------------------------------------
 
     @property
     def wake_at_us(self) -> int | None:
-        first = self._line[0].client if self._line else None
+        first = self._queue[0].client if self._queue else None
         running = self._running.client if self._running is not None else None
         due = [client.until_us for client in (first, running) if client is not None]
-        due += [at_us for at_us in (self._again_us, self._reads.wake_at_us) if at_us is not None]
-        if self._running is None and self._may_go_on:
+        due += [at_us for at_us in (self._retry_us, self._reads.wake_at_us) if at_us is not None]
+        if self._running is None and self._may_resume:
             due += [*self._unfinished.values(), *(at_us for at_us, _ in self._operations.checks.values())]
         return min(due) if due else None
 
     @property
-    def _may_go_on(self) -> bool:
+    def _may_resume(self) -> bool:
         return self._engine.shard.read_only is None
 
     def tick(self) -> None:
-        """Whatever is due by now. Nothing of it calls itself: a thousand steps that fail at once are a loop, not a depth."""
+        """Run what is due. A loop rather than recursion, so that a thousand steps that fail at once do not nest."""
         now_us = self._now_us()
         self._expire(now_us)
         self._reads.tick()
@@ -195,62 +195,62 @@ class RuleService:
                 if following is None:
                     return
                 self._begin(following)
-            elif running.unasked:
-                self._ask_one(running)
-            elif self._again_us is not None and self._again_us <= now_us:
-                self._again_us = None
-                running.unasked, running.again = running.again, []
+            elif running.unsent:
+                self._send_one(running)
+            elif self._retry_us is not None and self._retry_us <= now_us:
+                self._retry_us = None
+                running.unsent, running.retries = running.retries, []
             else:
                 return
 
     def _next(self, now_us: int) -> Operation | None:
-        if self._first:
-            return self._first.popleft()
-        if self._may_go_on:
+        if self._urgent:
+            return self._urgent.popleft()
+        if self._may_resume:
             for uid, at_us in self._unfinished.items():
                 if at_us <= now_us:
                     del self._unfinished[uid]
-                    return Operation(partial(self._operations.go_on_with, uid))
+                    return Operation(partial(self._operations.resume, uid))
             for shard, (at_us, pause_ms) in self._operations.checks.items():
                 if at_us <= now_us:
                     del self._operations.checks[shard]
                     return Operation(partial(self._operations.check, shard, pause_ms))
-        return self._line.popleft() if self._line else None
+        return self._queue.popleft() if self._queue else None
 
     def _expire(self, now_us: int) -> None:
-        """Those in line have the same patience, so who came first gives up first."""
-        while self._line and (client := self._line[0].client) is not None and client.until_us <= now_us:
-            self._line.popleft()
+        """Fail operations that have timed out. All have the same timeout, so the queue is sorted by deadline."""
+        while self._queue and (client := self._queue[0].client) is not None and client.until_us <= now_us:
+            self._queue.popleft()
             self._answer(
                 client, NotReady("routers cannot be changed while a worker is not ready; try again shortly")
             )
         running = self._running
         if running is not None and running.client is not None and running.client.until_us <= now_us:
             client, running.client = running.client, None
-            text = "a worker is not ready; the change goes on when it is back"
+            text = "a worker is not ready; the change continues when it is"
             self._answer(client, NotReady(text, outcome="unknown"))
 
-    # -- the one that runs ---------------------------------------------------------------------------------
+    # -- the running operation -----------------------------------------------------------------------------
 
     def _begin(self, operation: Operation) -> None:
         self._running = operation
         operation.steps = operation.begin()
         self._advance(operation, operation.steps.send, None)
 
-    def _advance(self, operation: Operation, go_on: Callable[[Any], Wait], value: object) -> None:
+    def _advance(self, operation: Operation, advance: Callable[[Any], Wait], value: object) -> None:
         try:
-            wait = go_on(value)
+            wait = advance(value)
         except StopIteration as end:
             self._end(operation, end.value)
         except TopicsError as error:
             self._end(operation, error)
-        except Exception as error:  # one odd rule must not take the shard down
+        except Exception as error:  # one bad rule must not take the shard down
             logger.exception("an operation on forwards failed")
             self._end(operation, TopicsError(f"the request could not be handled: {error!r}"))
         else:
             if isinstance(wait, list):
-                operation.asked, operation.answers, operation.pause_ms = wait, {}, 0
-                operation.unasked = list(range(len(wait)))
+                operation.requests, operation.answers, operation.pause_ms = wait, {}, 0
+                operation.unsent = list(range(len(wait)))
             else:
                 commands = wait if isinstance(wait, tuple) else (wait,)
                 operation.logging = len(commands)
@@ -258,23 +258,23 @@ class RuleService:
                     self._submit(operation, command)
 
     def _end(self, operation: Operation, result: Rendered | TopicsError | None) -> None:
-        self._running = self._again_us = None
+        self._running = self._retry_us = None
         if operation.client is not None:
             self._answer(operation.client, result if result is not None else DONE)
         elif isinstance(result, TopicsError):
             fields = {"error": str(result)}
-            logger.error("an operation on forwards is put off", extra={"fields": fields})
+            logger.error("an operation on forwards failed and will be retried", extra={"fields": fields})
         later_us = self._now_us() + PAUSE_MS_MAX * 1000
         for uid in (*self.book.unsettled, *self.book.gone):
             self._unfinished.setdefault(uid, later_us)
 
     def on_result(self, operation: Operation, result: object) -> None:
-        """Of the own engine."""
+        """Result of this shard's engine."""
         assert operation is self._running and operation.steps is not None
         operation.logging -= 1
         if isinstance(result, TopicsError):
-            if operation.has_logged:  # and to take that back may be what fails now
-                result = NotReady(f"{result}; the change goes on then", outcome="unknown")
+            if operation.has_logged:  # and undoing that may be what fails now
+                result = NotReady(f"{result}; the change continues then", outcome="unknown")
             operation.failure = result
         elif isinstance(result, ForwardPut):
             operation.has_logged = True
@@ -291,25 +291,27 @@ class RuleService:
         else:
             self._advance(operation, operation.steps.send, None)
 
-    def _ask_one(self, operation: Operation) -> None:
-        place = operation.unasked.pop(0)
-        asked = operation.asked[place]
-        if not self._ask(asked.shard, asked.op, b"", asked.body, partial(self._heard, operation, place)):
-            self._heard(operation, place, None)
+    def _send_one(self, operation: Operation) -> None:
+        index = operation.unsent.pop(0)
+        request = operation.requests[index]
+        if not self._ask(
+            request.shard, request.op, b"", request.body, partial(self._on_reply, operation, index)
+        ):
+            self._on_reply(operation, index, None)
 
-    def _heard(self, operation: Operation, place: int, reply: wire.Reply | None) -> None:
-        """Of a worker; None: it could not be asked, or nobody knows what became of it."""
+    def _on_reply(self, operation: Operation, index: int, reply: wire.Reply | None) -> None:
+        """Reply of a worker; None: the request could not be sent, or its outcome is unknown."""
         unknown = reply is None or reply.status == 503
-        if unknown and operation.asked[place].urgent:
-            operation.again.append(place)
-            if self._again_us is None:
+        if unknown and operation.requests[index].retry:
+            operation.retries.append(index)
+            if self._retry_us is None:
                 operation.pause_ms = min(max(2 * operation.pause_ms, PAUSE_MS_MIN), PAUSE_MS_MAX)
-                self._again_us = self._now_us() + operation.pause_ms * 1000
+                self._retry_us = self._now_us() + operation.pause_ms * 1000
             return
-        operation.answers[place] = None if unknown else reply
-        if len(operation.answers) == len(operation.asked):
+        operation.answers[index] = None if unknown else reply
+        if len(operation.answers) == len(operation.requests):
             assert operation.steps is not None
-            answers = [operation.answers[i] for i in range(len(operation.asked))]
+            answers = [operation.answers[i] for i in range(len(operation.requests))]
             self._advance(operation, operation.steps.send, answers)
 
     # -- out -----------------------------------------------------------------------------------------------

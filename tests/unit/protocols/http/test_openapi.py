@@ -585,7 +585,7 @@ def read(body: type[msgspec.Struct], sample: Any) -> None:
             if (command.before_seq, command.match, command.seqs, command.keep) == (None,) * 4:
                 raise InvalidRequest("the engine refuses it")
         case "ForwardBody":
-            forward_requests.read_wish(request, wire.Args(forward="r"))
+            forward_requests.read_spec(request, wire.Args(forward="r"))
         case "BeginBody" | "StageBody" | "CommitPartsBody" as name:
             ops = {
                 "BeginBody": wire.TXN_BEGIN,

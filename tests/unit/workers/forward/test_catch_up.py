@@ -398,7 +398,7 @@ def test_at_the_source_nobody_is_remembered_for_ever() -> None:
     made.clock.advance(1_001)
     rig.rest()
     assert rig.replies[key].status == 200
-    assert not rig.core.forwarding.forwarder._chases
+    assert not rig.core.forwarding.forwarder._catch_ups
 
 
 def test_more_reads_than_may_wait_are_served_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,7 +418,7 @@ def test_more_reads_than_may_wait_are_served_at_once(monkeypatch: pytest.MonkeyP
 
 def test_many_dests_that_are_read_at_once_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is on its way to one shard is bounded; whoever does not fit asks when another has heard."""
-    monkeypatch.setattr(catch_up, "ASKS_MAX", 2)
+    monkeypatch.setattr(catch_up, "QUERIES_MAX", 2)
     made = cluster()
     dests = [name_on(0, f"far-{i}-") for i in range(6)]
     for dest in dests:
@@ -434,7 +434,7 @@ def test_many_dests_that_are_read_at_once_wait_for_each_other(monkeypatch: pytes
 
 
 def test_those_who_wait_to_ask_a_shard_that_dies_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catch_up, "ASKS_MAX", 1)
+    monkeypatch.setattr(catch_up, "QUERIES_MAX", 1)
     made = cluster()
     dests = [name_on(0, f"far-{i}-") for i in range(3)]
     for dest in dests:

@@ -21,8 +21,8 @@ ROUND_MS = 10
 
 @pytest.fixture(autouse=True)
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_rounds, "DESTS_MANY", len(DESTS))
-    monkeypatch.setattr(copy_rounds, "REST_US", ROUND_MS * 1000 // len(DESTS) + 1)
+    monkeypatch.setattr(copy_rounds, "DESTS_MIN", len(DESTS))
+    monkeypatch.setattr(copy_rounds, "ROUND_US_PER_DEST", ROUND_MS * 1000 // len(DESTS) + 1)
 
 
 def with_dests(count: int = len(DESTS)) -> Cluster:

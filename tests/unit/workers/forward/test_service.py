@@ -28,7 +28,7 @@ from tests.support.shard_rig import Cluster
 from topics.api import limits
 from topics.link import wire
 from workers.forward import service as forwarding
-from workers.forward.service import ENDING_US
+from workers.forward.service import REMOVAL_US
 
 SOURCE = name_on(1, "source")
 NEAR, FAR = name_on(1, "near"), name_on(0, "far")
@@ -115,7 +115,7 @@ def test_the_catalog_is_down_when_a_topic_is_dropped() -> None:
     made.rest()
     assert key not in rig.replies
     assert rig.wake_at_ms is not None
-    made.clock.advance(ENDING_US // 1000 + 1)
+    made.clock.advance(REMOVAL_US // 1000 + 1)
     made.rest()
     assert removed(rig.replies[key]) == ["rule"]
     made.start(0)
@@ -143,7 +143,7 @@ def test_a_death_at_any_step_leaves_no_rule_without_its_topic(who: int) -> None:
 
 
 def test_the_catalog_is_told_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "TELL_AGAIN_US", 100_000)
+    monkeypatch.setattr(forwarding, "RETRY_US", 100_000)
     made = cluster()
     forward(made, SOURCE, NEAR)
     rig = made.rig(1)
@@ -184,7 +184,7 @@ def test_bounds_fit_each_other() -> None:
     from workers.forward.rules import reads as rule_reads
     from workers.peers import links as peers
 
-    requests = forwarder.BATCHES_MAX + catch_up.ASKS_MAX + outbox.BATCHES_MAX + rule_reads.READS_MAX
+    requests = forwarder.BATCHES_MAX + catch_up.QUERIES_MAX + outbox.BATCHES_MAX + rule_reads.READS_MAX
     assert requests < peers.REQUESTS_MAX
     assert forwarder.BYTES_MAX + outbox.BYTES_MAX < peers.BYTES_MAX
     assert forwarder.BATCH_BYTES <= limits.DIFF_BYTES_MAX

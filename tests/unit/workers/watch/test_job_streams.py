@@ -14,7 +14,7 @@ from topics.link import wire
 from topics.link.job_streams import PUSH_BYTES, JobStreamOptions, encode
 from workers.shard.core import PROBE_EVERY_US
 from workers.shard.flow_control import READS_PER_TURN
-from workers.watch import job_streams as job_streams
+from workers.watch import job_streams
 
 OTHER = b"other front"
 
