@@ -112,7 +112,7 @@ class WatchService:
         self._saved_ms = 0
         self._has_failed = False  # the last save
         self._has_more = False  # changes that did not fit into the last save
-        engine.shard.on_created = self._created
+        engine.shard.events.topic_published.append(self._created)
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.FIND: self._on_find,
             wire.FOLLOW: self._on_follow,

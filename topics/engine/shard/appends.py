@@ -333,6 +333,8 @@ class Writes(Staging):
             self._new_seq_ceilings.append((log, log.ceiling))
         created = TopicCreated(name, config, log.ceiling)
         self.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, self.now_ms, created))
+        for call in self.events.topic_created:
+            call(log)
         return log
 
     def _stage_records(
@@ -603,7 +605,10 @@ class Writes(Staging):
         if log.config == config:
             self._answer(token, result, log, held=log.pending > 0)
             return
-        self._change_config(log, config, Op(log, token, result, config=config, sync=True))
+        before, op = log.config, Op(log, token, result, config=config, sync=True)
+        self._change_config(log, config, op)
+        for call in self.events.config_changed:
+            call(log, before, op)
 
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
         trims = config.cap_per_tag != log.config.cap_per_tag

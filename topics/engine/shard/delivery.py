@@ -138,8 +138,8 @@ class Delivery(Committing):
         self.claims_due |= self.blocked_claims
         self.blocked_claims = {}
 
-    def _copies_ready(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
-        if error is None and self.copier is not None:
+    def _resume_copies(self, log: TopicLog, uid: int) -> None:
+        if self.copier is not None:
             self.copier.resume_copies(log, uid)
 
     def expedite(self, log: TopicLog) -> None:

@@ -169,13 +169,9 @@ class Forwards(DeadLetters):
         for log in logs:
             log.outflows = tuple(other for other in log.outflows if other != uid)
 
-    def _create(self, name: str, config: TopicConfig) -> TopicLog:
-        log = super()._create(name, config)
-        if self.outflows:
-            self._attach_outflows(log)
-        return log
-
     def _attach_outflows(self, log: TopicLog) -> None:
+        if not self.outflows:
+            return
         by_pattern = self._patterns.match(log.name.encode()).plain if self._patterns.count else ()
         log.outflows = tuple(sorted((*self._literals.get(log.name, ()), *by_pattern)))
 
@@ -250,6 +246,9 @@ class Forwards(DeadLetters):
 
     def _copies_ready(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
         """Records that a forward waited for can be read now, for a while. After an error the copier retries by itself."""
+        if error is None:
+            for call in self.events.copies_readable:
+                call(log, uid)
 
     def empty_copies(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
         """A batch without records, which asks the dest for its mark."""
@@ -351,10 +350,10 @@ class Forwards(DeadLetters):
             for uid, name in ending
         )
 
-    def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
+    def _drop_topic_with_forwards(self, token: object, command: cmd.DropTopic) -> None:
         log = self.staged.get(command.topic)
         if log is None or not (log.inflows or log.outflows):
-            super()._drop_topic(token, command)
+            self._inner_drop_topic(token, command)
             return
         ending = self._forwards_of(log)
         if not self._may_end_forwards(log, ending, command.prefixes):
@@ -362,7 +361,7 @@ class Forwards(DeadLetters):
                 "deleting the topic would delete a router that this key may not use; delete the router first, with a key that may"
             )
         self.reserve((1 + len(ending)) * CONTROL_BYTES)
-        super()._drop_topic(token, command)
+        self._inner_drop_topic(token, command)
         # In the same envelope: they must not apply to a new topic of this name.
         ended = {uid for uid, _ in ending}
         for uid in log.outflows:

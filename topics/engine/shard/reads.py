@@ -184,12 +184,9 @@ class Queries(Staging):
 
     def _state_of(self, log: TopicLog) -> cmd.TopicState:
         state = state_of(log)
-        state.queue = self.queue_counts(log)
+        for call in self.events.state_requested:
+            call(log, state)
         return state
-
-    def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
-        """Ready and in-flight counts of a queue; None for other topics."""
-        return None
 
     def _list(self, token: object, command: cmd.ListTopics) -> None:
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)

@@ -28,6 +28,7 @@ from topics.engine.core.tasks import Work, drain
 from topics.engine.core.topic_ids import ID_STEP, OwnedIds
 from topics.engine.reading.cold_blocks import ColdMiss, ColdReads
 from topics.engine.reading.reader import Reader
+from topics.engine.shard.events import ShardEvents
 from topics.engine.shard.long_commands import LongCommand, LongCommands
 from topics.engine.shard.topic_upkeep import Upkeep, UpkeepPending
 from topics.engine.storage import frames
@@ -71,6 +72,7 @@ class Postpone(Exception):
 class Staging:
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         self.config = config
+        self.events = ShardEvents()
         self.clock = clock
         self.reader = reader
         self._boot_id = boot_id
@@ -126,7 +128,6 @@ class Staging:
         # New records of these topics since copies were last started, each divided by the topic's number of forwards:
         # the more forwards, the more batching pays.
         self.copies_due_records = 0.0
-        self.on_created: Callable[[str], None] = lambda name: None
         # Work for the engine.
         self.waiters_due: dict[int, TopicLog] = {}  # topics that have changed and have waiters
         self.blocked_waiters: dict[int, TopicLog] = {}  # topics with waiters whose reply cannot be sent yet
@@ -146,7 +147,7 @@ class Staging:
         self.upkeep = Upkeep(self._upkeep_steps)
         self.counters: dict[str, int] = {}
         self._command: cmd.Command | None = None  # being handled
-        self._handlers: dict[type, Callable[[object, Any], None]] = {}
+        self.handlers: dict[type, Callable[[object, Any], None]] = {}
         self.long = LongCommands(self._before_slice, self._handle_error)
 
     # -- turns and groups ----------------------------------------------------------------------------------
@@ -199,7 +200,7 @@ class Staging:
         try:
             if self.upkeep:
                 self._queue_behind_upkeep(getattr(command, "topic", ""))
-            self._handlers[type(command)](token, command)
+            self.handlers[type(command)](token, command)
         except (Postpone, UpkeepPending, TopicsError, OSError) as error:
             self._handle_error(token, command, error)
 
@@ -408,13 +409,16 @@ class Staging:
             self.trimming.pop(log.id, None)
             self.ram_bytes -= log.ram_bytes
             self.dropped_topics.append(log)
+            for call in self.events.topic_removed:
+                call(log)
         elif self.published.get(log.name) is not log:
             if log.name in self.published:
                 self.classes_changed()
             self._count_class(log, 1)
             self.published[log.name] = log
             self.names.add(log.name)
-            self.on_created(log.name)
+            for call in self.events.topic_published:
+                call(log.name)
         else:
             self.classes_changed()
 
@@ -436,6 +440,8 @@ class Staging:
         self.records_live = sum(log.count for log in self.staged.values())
         self.frames, self.frame_bytes, self.frame_count = [], 0, 0
         self.ops, self.appended = [], []
+        for call in self.events.staged_discarded:
+            call()
 
     # -- finding topics ------------------------------------------------------------------------------------
 

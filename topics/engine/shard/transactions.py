@@ -277,9 +277,9 @@ class Transactions(Forwards):
         result = txc.TransactionState(log.name, txn.id, "aborted")
         self.add_op(Op(log, token, result, sync=log.config.durability == "fsync"))
 
-    def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
+    def _drop_topic_with_transactions(self, token: object, command: cmd.DropTopic) -> None:
         log = self.staged.get(command.topic)
-        super()._drop_topic(token, command)
+        self._inner_drop_topic(token, command)
         if log is None or not log.dropped or log.transactions is None:
             return
         for txn in list(log.transactions.open.values()):

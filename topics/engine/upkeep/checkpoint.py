@@ -174,7 +174,7 @@ def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], DeadLettersRow | No
     """Snapshot rows of a topic's consumers. A queue without durable leases is stored as it will be after a restart."""
     if log.consumers is None:
         return [], None
-    rows = [consumer.row(durable=is_durable(log, consumer)) for consumer in log.consumers.all()]
+    rows = [consumer.row(durable=is_durable(log.config, consumer)) for consumer in log.consumers.all()]
     return rows, log.consumers.row()
 
 

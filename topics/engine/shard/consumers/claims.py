@@ -451,11 +451,12 @@ class Claims(Leases):
         in_flight, dead = consumer.in_flight, log.consumers.dead_lettered
         return cmd.QueueCounts(self.ready_count(log, consumer), in_flight, dead)
 
-    def _state(self, token: object, command: cmd.State) -> None:
+    def _state_of_queue(self, token: object, command: cmd.State) -> None:
+        """Process the lease timeouts of a queue before its counts are read."""
         log = self.published.get(command.topic)
         queue = log.consumers.queue if log is not None and log.consumers is not None else None
         if log is None or queue is None or queue.process_timeouts(self.now_ms):
-            super()._state(token, command)
+            self._inner_state(token, command)
         else:
             self._touch(log)
             self.long.start(token, command, log, self._state_steps(token, command, queue))
@@ -463,7 +464,7 @@ class Claims(Leases):
     def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
         while not queue.process_timeouts(self.now_ms):
             yield TIMEOUTS_PER_SLICE
-        super()._state(token, command)
+        self._inner_state(token, command)
 
     def queue_totals(self) -> tuple[int, int]:
         """The number of queues, and of leases over all of them, possibly including some that have just expired."""
@@ -475,32 +476,28 @@ class Claims(Leases):
                 in_flight += log.consumers.queue.in_flight
         return len(queues), in_flight
 
-    def _publish_name(self, op: Op) -> None:
-        super()._publish_name(op)
-        if op.dropped:
-            self.dead_letters_due.pop(op.log.id, None)
-            self.fail_claims(op.log, TopicNotFound(op.log.name))
-            for consumer in op.log.consumers.named.values() if op.log.consumers is not None else ():
-                self.idle.pop(consumer.idle_number, None)
+    def _topic_removed(self, log: TopicLog) -> None:
+        self.dead_letters_due.pop(log.id, None)
+        self.fail_claims(log, TopicNotFound(log.name))
+        for consumer in log.consumers.named.values() if log.consumers is not None else ():
+            self.idle.pop(consumer.idle_number, None)
 
-    def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
-        was_durable = log.config.type == "queue" and is_durable(log, self.queue_of(log))
-        retention = log.config.retention
-        super()._change_config(log, config, op)
-        if was_durable and not is_durable(log, self.queue_of(log)):
+    def _config_changed(self, log: TopicLog, before: TopicConfig, op: Op) -> None:
+        was_durable = before.type == "queue" and is_durable(before, self.queue_of(log))
+        if was_durable and not is_durable(log.config, self.queue_of(log)):
             # Leases are no longer logged. If they are again later, replay must not restore the old ones.
             self.log_event(log, Event(con.QUEUE, FORGOTTEN))
-        if config.retention != retention:
-            before = op.count, op.bytes
+        if log.config.retention != before.retention:
+            count, size = op.count, op.bytes
             self._prune_settled(log, op)
-            self.records_live += op.count - before[0]
-            self.bytes_live += op.bytes - before[1]
+            self.records_live += op.count - count
+            self.bytes_live += op.bytes - size
 
-    def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
+    def _put_topic_with_consumers(self, token: object, command: cmd.PutTopic) -> None:
         log = self.staged.get(command.topic)
         becomes = command.config.retention == "work_queue"
         if log is None or not becomes or log.config.retention == "work_queue" or log.consumers is None:
-            super()._put_topic(token, command)
+            self._inner_put_topic(token, command)
             return
         self._touch(log)
         self.long.start(token, command, log, self._put_work_queue(token, command, log))
@@ -514,7 +511,7 @@ class Claims(Leases):
             if found is not None:
                 raise ConsumerOverlap(log.name, found[1], found[0])
             if changes == log.consumers.changes:
-                super()._put_topic(token, command)
+                self._inner_put_topic(token, command)
                 return
 
     def find_overlap(self, log: TopicLog) -> Generator[int, None, tuple[str, str] | None]:
@@ -537,8 +534,7 @@ class Claims(Leases):
                         found.append((log.name, *end.value))
         return found
 
-    def discard_staged(self) -> None:
-        super().discard_staged()
+    def _staged_discarded(self) -> None:
         self.end_pruning(ShardReadOnly(self.read_only or "", unknown=True))
         for log in self.by_id.values():
             self.fail_claims(log, ShardReadOnly(self.read_only or ""))
@@ -558,7 +554,7 @@ class Claims(Leases):
             return
         for consumer in consumers.all():
             if not consumer.name:
-                if not is_durable(log, consumer):
+                if not is_durable(log.config, consumer):
                     consumer.forget_leases()
                 consumer.cursor = 1  # rescans the topic: live records without an entry are ready
             if log.config.durability in ("memory", "ephemeral"):

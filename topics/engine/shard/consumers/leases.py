@@ -104,11 +104,11 @@ def _make_policy(config: TopicConfig, consumer: Consumer) -> DeliveryPolicy:
     )
 
 
-def is_durable(log: TopicLog, consumer: Consumer) -> bool:
+def is_durable(config: TopicConfig, consumer: Consumer) -> bool:
     """Whether the consumer's leases survive a restart."""
     if consumer.name:
         return True
-    return log.config.leases_durable and log.config.durability != "ephemeral"
+    return config.leases_durable and config.durability != "ephemeral"
 
 
 class Leases(Writes, Queries):
@@ -410,7 +410,7 @@ class Leases(Writes, Queries):
         if not seqs and not has_moved:
             self.ready.append((token, self._claimed(log, consumer, tombstone)))
             return
-        durable = is_durable(log, consumer)
+        durable = is_durable(log.config, consumer)
         if durable:
             try:
                 self.reserve(CONTROL_BYTES + len(command.node) + len(seqs) * SEQ_BYTES)

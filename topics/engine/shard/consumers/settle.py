@@ -170,7 +170,7 @@ class Settling(Claims):
         op.unordered = True
 
     def _return_leases(self, log: TopicLog, consumer: Consumer, event: Event) -> None:
-        if event.seqs and is_durable(log, consumer):
+        if event.seqs and is_durable(log.config, consumer):
             self.reserve(CONTROL_BYTES + len(event.seqs) * SEQ_BYTES)
             self.log_event(log, event)
         consumer.apply(event)
@@ -205,7 +205,7 @@ class Settling(Claims):
         self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, op: Op
     ) -> None:
         event = Event(consumer.name, EXTENDED, seqs, self.now_ms + command.lease_ms)
-        if seqs and is_durable(log, consumer):
+        if seqs and is_durable(log.config, consumer):
             self.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
             self.log_event(log, event)
         consumer.apply(event)
