@@ -584,6 +584,17 @@ class Writes(Staging):
         elif before > log.first_seq:
             yield from _slice_ranges(log, [(log.first_seq, before - 1)])
 
+    def stage_loss(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
+        """Use up one seq for each record that is lost, and announce them as a loss."""
+        loss = (log.next_seq, log.next_seq + count - 1, reason)
+        self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
+        log.stage_loss(loss, op)
+        log.unpublished_losses += (loss,)
+        if log.config.durability == "disk":
+            self._raise_ceiling(log)
+            op.sync = op.sync or op.head > log.ceiling_synced
+        self.add_op(op)
+
     # -- topics --------------------------------------------------------------------------------------------
 
     def _put_topic(self, token: object, command: cmd.PutTopic) -> None:

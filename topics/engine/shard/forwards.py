@@ -473,7 +473,7 @@ class Forwards(DeadLetters):
         self.reserve(need + 4 * CONTROL_BYTES)
         sync = config.durability == "fsync"
         if lost:
-            self._stage_loss(log, lost, Op(log, sync=sync))
+            self.stage_loss(log, lost, Op(log, sync=sync))
         op = None
         for records, sizes in writes:
             if op is not None:
@@ -481,17 +481,6 @@ class Forwards(DeadLetters):
             op = Op(log, sync=sync)
             self.stage_append(log, config, records, sizes, op, created=False)
         return op
-
-    def _stage_loss(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
-        """Use up one seq for each record that is lost, and announce them as a loss."""
-        loss = (log.next_seq, log.next_seq + count - 1, reason)
-        self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
-        log.stage_loss(loss, op)
-        log.unpublished_losses += (loss,)
-        if log.config.durability == "disk":
-            self._raise_ceiling(log)
-            op.sync = op.sync or op.head > log.ceiling_synced
-        self.add_op(op)
 
 
 def _fit_count(run: CopyRun, records: int | None, size: int | None) -> int:

@@ -369,7 +369,7 @@ class Committing(Transactions):
         self._advance(txn, decision, decision.done + len(placed), count, size)
 
     def _record_lost_chunk(self, txn: Transaction, count: int) -> None:
-        self._stage_loss(txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt")
+        self.stage_loss(txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt")
         self.counters["corrupt"] = self.counters.get("corrupt", 0) + 1
 
     def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int) -> None:
