@@ -175,7 +175,7 @@ def recovery(run: Run) -> list[Row]:
             disk = WatchedDisk(path)
             again: list[Shell] = []
             taken = elapsed(lambda: again.append(Shell(path, disk=disk)))
-            assert again[0].engine.shard.published["t"].view.head == head
+            assert again[0].engine.shard.state.published["t"].view.head == head
             again[0].abandon()
             waits.append(disk.wait_ns / 1e9)
             return (taken - disk.wait_ns) / head
@@ -259,7 +259,7 @@ def start(run: Run) -> list[Row]:
                 again[0].engine.turn([(0, c.State("t"))])
 
             taken = elapsed(open_and_touch)
-            log = again[0].engine.shard.published["t"]
+            log = again[0].engine.shard.state.published["t"]
             assert log.count == total and len(log.tags) == tags_used
             data_read.append(disk.bytes_read.get(".data", 0))
             waits.append(disk.wait_ns / 1e9)

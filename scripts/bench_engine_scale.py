@@ -96,14 +96,14 @@ def operations(run: Run) -> list[Row]:
             shell.send(c.CountByTag(topic, TagMatch("Glob", b"purge.0.*")))
         counts: dict[str, int] = {}
         for work, command, per in operations:
-            counts = {t: shell.engine.shard.published[t].count for t in ("small", "large")}
+            counts = {t: shell.engine.shard.state.published[t].count for t in ("small", "large")}
             before = dict(counts)
             small, large = _pair(
                 shell, lambda i, f=command: f("small", i), lambda i, f=command: f("large", i)
             )
             if work != "last by tag":
                 for t, count in before.items():
-                    gone = count - shell.engine.shard.published[t].count
+                    gone = count - shell.engine.shard.state.published[t].count
                     assert gone == ROUNDS * per, (work, t, gone)
             rows.append(_row(f"{work}, 10 k / 1 M records", small, large, per, f"{per} a time"))
         shell.abandon()
@@ -120,7 +120,7 @@ def cap_eviction(run: Run) -> list[Row]:
         shell.checkpoint()
         one = c.Records(PAYLOADS[:1])
         small, large = _pair(shell, lambda i: c.Append("small", one), lambda i: c.Append("large", one))
-        assert [shell.engine.shard.published[t].count for t in ("small", "large")] == [SMALL, size]
+        assert [shell.engine.shard.state.published[t].count for t in ("small", "large")] == [SMALL, size]
         shell.abandon()
     return [_row("append that evicts 1, cap 10 k / 1 M", small, large, 1, "the append included")]
 

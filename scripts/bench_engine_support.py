@@ -98,8 +98,8 @@ class Shell:
         before = self.engine.counters["checkpoints"]
         while self.engine.counters["checkpoints"] == before or self.engine._has_background_work():
             self._drain(self._timed(lambda: self.engine.turn([])))
-            if self.engine.shard.read_only is not None:
-                raise RuntimeError(self.engine.shard.read_only)
+            if self.engine.shard.state.read_only is not None:
+                raise RuntimeError(self.engine.shard.state.read_only)
 
     def fill(
         self, topic: str, count: int, tag: Callable[[int], bytes | None] | None = None, start: int = 0

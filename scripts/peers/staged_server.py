@@ -137,7 +137,7 @@ def wrap_loop(marks: Marks) -> None:
 def wrap_engine(marks: Marks) -> None:
     from topics.engine.commands.topics import Appended
     from topics.engine.runtime.engine import Engine, Job, Outcome, Request
-    from topics.engine.shard.state_machine import Shard
+    from topics.engine.shard.shard import Shard
     from topics.engine.topic.log import Op
 
     put = marks.put

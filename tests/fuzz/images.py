@@ -99,7 +99,7 @@ def _made(config: EngineConfig, *, clean: bool) -> Image:
 
 
 def _note(h: Harness, image: Image) -> None:
-    for topic in h.engine.shard.published:
+    for topic in h.engine.shard.state.published:
         rows = {row.seq: row for row in read_all(h, topic)[0]}
         image.written.setdefault(topic, {}).update(rows)
         image.erased[topic] = {ERASED} if topic == "tagged" else set()

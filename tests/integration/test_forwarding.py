@@ -180,7 +180,7 @@ def stored(server: Server, topic: str) -> int:
     """What a server that is down has of a topic."""
     config = engine_config(Settings(), shard_of(topic, server.shards), 1)
     engine = Engine.open(PosixDisk(str(server.data_dir)), SystemClock(), config)
-    count = engine.shard.published[topic].view.count
+    count = engine.shard.state.published[topic].view.count
     engine.close()
     return count
 

@@ -126,7 +126,7 @@ class Faults:
     def _restart_read_only(self) -> None:
         """Somebody reads the log and restarts what says that it needs it."""
         for worker in self._living():
-            if worker.core is not None and worker.core.engine.shard.read_only is not None:
+            if worker.core is not None and worker.core.engine.shard.state.read_only is not None:
                 self.server.counts["read only"] += 1
                 calm(self.machine.disks[worker.shard])
                 self._note("kill", worker)
@@ -165,7 +165,7 @@ class Faults:
         if path.endswith((".data", ".del")) or (self.machine.colds and path.startswith("topics/")):
             # All else is made anew from these, and costs no record; but an erase may take records from the cold tier, also of a
             # segment that goes there later, and a crash leave a snapshot that still names them.
-            log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
+            log = worker.core.engine.shard.state.by_id.get(int(path.split("/")[-2], 16))
             if log is None:
                 return
             self.history.happened("rot", [log.name], path)
@@ -230,7 +230,7 @@ class Faults:
             if not alone or worker.core is None:
                 continue
             path = self.rng.choice(alone)
-            log = worker.core.engine.shard.by_id.get(int(path.split("/")[-2], 16))
+            log = worker.core.engine.shard.state.by_id.get(int(path.split("/")[-2], 16))
             if log is not None:
                 self.history.happened("rot", [log.name], path)
                 self._rotten.add(path)

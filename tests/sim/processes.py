@@ -640,6 +640,6 @@ class SimServer:
             and worker.core is not None
             and worker.core.is_ready
             and worker.core._peers == living
-            and worker.core.engine.shard.read_only is None
+            and worker.core.engine.shard.state.read_only is None
             for worker in self.workers
         )

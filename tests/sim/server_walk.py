@@ -329,14 +329,14 @@ class Story(Faults):
         engines = [worker.core.engine for worker in self._living() if worker.core is not None]
         for i in range(4):
             for engine in engines:
-                names = [log.name for log in engine.shard.by_id.values()]
+                names = [log.name for log in engine.shard.state.by_id.values()]
                 wish = {"records": [{"data": {"w": "tidy", "i": i}}]}
                 next((name for name in names if auditor.ask("write", name, wish).ok), None)
                 engine.checkpoint()
             self.world.run_for(20 * S)
         for engine, disk in zip(engines, self.machine.colds, strict=True):
             named, losses = {}, {}
-            for topic_id, log in engine.shard.by_id.items():
+            for topic_id, log in engine.shard.state.by_id.items():
                 metas = (
                     [*log.stored]
                     if log.stored is not None

@@ -166,7 +166,7 @@ def test_what_may_come_back_keeps_its_place() -> None:
     made.kill(1)
     made.start(1)
     made.rest()
-    assert "perhaps" in made.rig(1).core.engine.shard.published
+    assert "perhaps" in made.rig(1).core.engine.shard.state.published
     assert made.used()[0] == 3
 
 
@@ -241,7 +241,7 @@ def _write_and_judge(
     made: Cluster, caps: dict[str, int], shard: int, topic: str, size: int, step: int
 ) -> None:
     topics, used = made.used()
-    is_new = topic not in made.rig(shard).core.engine.shard.staged
+    is_new = topic not in made.rig(shard).core.engine.shard.state.staged
     fits = topics + is_new <= caps["max_topics"] and used + size <= caps["max_total_bytes"]
     status = create(made, shard, topic, write(size))
     assert (status in (200, 201)) == fits, (step, status, topics, used, size, caps)

@@ -143,7 +143,7 @@ class Walk:
         return not state.paused and (again > 0 or (state.lag_records > 0 and not state.stalled))
 
     def delayed(self) -> int:
-        log = self.h.engine.shard.published["q"]
+        log = self.h.engine.shard.state.published["q"]
         assert log.consumers is not None
         entries = log.consumers.named["c"].entries.values()
         now = self.h.engine.clock.now_ms

@@ -213,7 +213,7 @@ def test_an_erase_without_the_store_is_put_off(restart: bool) -> None:
     put_off = h.refused(c.Delete("t", seqs=[3], erase=True), EraseDeferred)
     assert put_off.detail["limit"] == "cold_tier"
     assert anywhere(h)
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     if restart:
         h.kill_and_open()
     store.is_down = False
@@ -244,7 +244,7 @@ def test_an_erase_without_the_cold_directory_waits_for_copies_that_may_be_there(
     assert put_off.detail["limit"] == "cold_tier"
     h.restart()
     h.rest()
-    assert h.engine.shard.published["t"].erasing, "it is not done"
+    assert h.engine.shard.state.published["t"].erasing, "it is not done"
     h.close()
     h.cold = store
     h.open()

@@ -45,7 +45,7 @@ def sparse(config: EngineConfig = RECLAIMING, *, segments: int = 2, pad: int = 0
 
 
 def generations(h: Harness) -> list[int]:
-    metas = [chunk.meta for chunk in h.engine.shard.published["t"].chunks]
+    metas = [chunk.meta for chunk in h.engine.shard.state.published["t"].chunks]
     return [meta.generation for meta in metas if meta is not None]
 
 
@@ -228,7 +228,7 @@ def test_a_disk_that_runs_full_is_not_kept_waiting() -> None:
     h.engine.checkpoint()
     h.rest()
     assert sum(generations(h)) < 6
-    h.engine.shard.low_space = True
+    h.engine.shard.state.low_space = True
     h.rest()
     assert sum(generations(h)) == 6
 
@@ -340,7 +340,7 @@ def test_a_topic_dropped_while_it_is_copied() -> None:
     h.do(c.DropTopic("t"))
     run_others(h)
     h.rest()
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     assert not [path for path in h.disk.paths() if path.startswith("topics/")]
 
 
@@ -364,7 +364,7 @@ def test_a_damaged_segment_is_left_for_readers_to_find() -> None:
     h.checkpoint()
     h.pass_time(100_000)
     assert generations(h)[0] == 0
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     assert len([name for name in h.segment_files("t") if name.startswith("seg-0000000000000001")]) <= 4
 
 
@@ -442,7 +442,7 @@ def test_a_segment_without_a_living_record_goes_under_load_too() -> None:
         h.ask(append("t", b"%d" % i))
         if h.jobs:
             h.run_job()
-    firsts = [chunk.first_seq for chunk in h.engine.shard.published["t"].chunks]
+    firsts = [chunk.first_seq for chunk in h.engine.shard.state.published["t"].chunks]
     assert 5 not in firsts
 
 
@@ -453,7 +453,7 @@ def test_usage_is_that_of_the_files() -> None:
     h = sparse(msgspec.structs.replace(RECLAIMING, rewrite_dead_share=0.6), segments=3)
     h.checkpoint()
     usage = h.engine.checkpointer.usage.totals[HOT]
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None]
     assert usage.live + usage.dead == sum(meta.data_bytes for meta in metas)
     lengths = [int(chunk.rows["length"][:2].sum()) for chunk in log.chunks[:3]]
@@ -475,8 +475,8 @@ def test_usage_follows_caps_rewriting_and_the_cold_tier() -> None:
     h.checkpoint()
     totals = h.engine.checkpointer.usage.totals
     for tier, usage in totals.items():
-        chunks = [chunk for chunk in h.engine.shard.published["t"].chunks if chunk.meta is not None]
-        log = h.engine.shard.published["t"]
+        chunks = [chunk for chunk in h.engine.shard.state.published["t"].chunks if chunk.meta is not None]
+        log = h.engine.shard.state.published["t"]
         here = [(chunk, chunk.meta) for chunk in chunks if chunk.meta is not None and chunk.meta.tier == tier]
         assert usage.live + usage.dead == sum(meta.data_bytes for _, meta in here), tier
         dead = sum(int(chunk.rows["length"][compaction._dead_rows(log, chunk)].sum()) for chunk, _ in here)
@@ -486,7 +486,7 @@ def test_usage_follows_caps_rewriting_and_the_cold_tier() -> None:
 def test_refused_segments_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DAMAGED_SEGMENTS_MAX", 2)
     h = sparse(segments=1)
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     for first in range(5):
         h.engine.compactor._mark_damaged(log, SegmentMeta(first))
     assert len(h.engine.compactor._damaged) == 2

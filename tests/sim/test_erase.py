@@ -157,7 +157,7 @@ def others(h: Harness) -> list[tuple[int, bytes]]:
 def check_digests(h: Harness) -> None:
     """Every sealed segment agrees with its .sum, and each names the one before."""
     chain = bytes(8)
-    for chunk in h.engine.shard.published["t"].chunks:
+    for chunk in h.engine.shard.state.published["t"].chunks:
         if chunk.meta is not None and chunk.meta.sealed:
             assert drain(verify_steps(h.disk, h.topic_dir("t"), chunk.meta, chain)) == []
             chain = chunk.meta.link
@@ -195,7 +195,7 @@ def test_log_and_segments_are_valid_after_an_erase_and_a_restart(
         getattr(h, how)()
     h.open()
     assert h.engine.report.corrupt == []
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     assert h.read("t") == (rest, [])
     check_digests(h)
     h.append("t", b'"more"')
@@ -450,7 +450,7 @@ def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
             assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
         h.open()
         assert h.engine.report.corrupt == [], where
-        assert h.engine.shard.read_only is None, where
+        assert h.engine.shard.state.read_only is None, where
         h.rest()
         live = h.state("t").count == len(rest) + 1
         if not live:
@@ -598,13 +598,13 @@ def test_erased_record_stays_away_though_its_delete_is_lost(place: Callable[[], 
     h.kill()
     rot_of_the_delete(h)
     h.open()
-    assert h.engine.shard.read_only is not None
+    assert h.engine.shard.state.read_only is not None
     assert h.rows("t") == before
     h.kill()
     ended(repair_shard(h.disk, SimClock(h.clock.wall_ms()), h.engine.config, 1, 1))
     for _ in range(2):
         h.open()
-        assert h.engine.shard.read_only is None
+        assert h.engine.shard.state.read_only is None
         assert h.rows("t") == before
         h.engine.check_invariants()
         h.append("t", b"1")

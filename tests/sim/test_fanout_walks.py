@@ -115,7 +115,7 @@ class Walk:
         for rig in self.town.rigs:
             assert rig is not None
             assert len(rig.core.watch.feeds) == len(rig.core.watch._name_watches) == 0
-            assert not any(log.waiters for log in rig.core.engine.shard.published.values())
+            assert not any(log.waiters for log in rig.core.engine.shard.state.published.values())
         for front in self.town.fronts:
             fanout = front.streams.fanout
             assert not fanout._feeds and not fanout._by_number

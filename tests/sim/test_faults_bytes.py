@@ -130,7 +130,7 @@ def test_entry_in_the_middle_of_the_log(offset: int, length: int, expected: str)
     assert shelf.outcome() == expected
     assert shelf.seen == ([row for row in shelf.written.items() if row[0] < 13], [])
     assert shelf.h is not None
-    assert path in str(shelf.h.engine.shard.read_only)
+    assert path in str(shelf.h.engine.shard.state.read_only)
 
 
 @pytest.mark.parametrize(
@@ -556,8 +556,8 @@ def test_first_entry_of_a_file_that_recovery_began(offset: int) -> None:
     first = shelf.envelopes(path)[0]
     rot(shelf, path, first.start - 48 + offset, 1)
     h = shelf.open()
-    assert h.engine.shard.read_only is not None
-    assert f"{path} at byte 64" in h.engine.shard.read_only
+    assert h.engine.shard.state.read_only is not None
+    assert f"{path} at byte 64" in h.engine.shard.state.read_only
     rows, gaps = h.read("t")
     assert dict(rows).items() <= shelf.written.items()
     assert gaps == []

@@ -134,7 +134,7 @@ def outcome(doing: Doing, call: str, number: int, error: int) -> str:
     bench.h.disk.fail_at(number, error, of=call)
     try:
         doing(bench)
-        found = READ_ONLY if bench.h.engine.shard.read_only is not None else GOES_ON
+        found = READ_ONLY if bench.h.engine.shard.state.read_only is not None else GOES_ON
     except OSError as failure:
         assert doing is start, "only a start may fail as a whole"
         assert failure.errno == error
@@ -148,7 +148,7 @@ def outcome(doing: Doing, call: str, number: int, error: int) -> str:
             bench.h.pass_time(1000)
         assert bench.append(), "it never takes writes again"
         bench.h.checkpoint()
-        assert bench.h.engine.shard.read_only is None
+        assert bench.h.engine.shard.state.read_only is None
     bench.h.kill_and_open()
     bench.check()
     assert bench.append(), "a restart does not heal it"
@@ -284,7 +284,7 @@ def test_a_read_that_fails(call: str, error: int) -> None:
         bench = stored()
         bench.h.disk.fail_at(number, error, of=call)
         reply = bench.h.send(c.Diff("t", limit=1000))
-        assert bench.h.engine.shard.read_only is None
+        assert bench.h.engine.shard.state.read_only is None
         if bench.h.disk._plans:
             break  # a whole read makes fewer calls
         assert isinstance(reply, TopicsError), f"{call} {number} failed, and nobody was told"
@@ -306,7 +306,7 @@ def test_read_only_remount() -> None:
         for number in range(1, 30):
             bench.h.disk.fail_at(number, errno.EROFS, of=call)
     assert not bench.append()
-    reason = bench.h.engine.shard.read_only
+    reason = bench.h.engine.shard.state.read_only
     assert reason is not None
     assert "read-only file system" in reason.lower(), reason
     for _ in range(3):

@@ -119,7 +119,7 @@ def test_log_file_that_ends_exactly_between_two_entries(seq: int) -> None:
     assert shelf.outcome() == READ_ONLY
     assert shelf.seen[0] == [row for row in shelf.written.items() if row[0] < seq]
     assert shelf.h is not None
-    assert path in str(shelf.h.engine.shard.read_only)
+    assert path in str(shelf.h.engine.shard.state.read_only)
 
 
 @fault(
@@ -147,7 +147,7 @@ def test_log_file_that_lost_every_entry(length: int) -> None:
     path = shelf.log_file()
     shelf.cut(path, length)
     h = shelf.open()
-    assert path in str(h.engine.shard.read_only)
+    assert path in str(h.engine.shard.state.read_only)
     assert 17 not in dict(h.rows("t"))
 
 

@@ -136,13 +136,13 @@ def test_one_read_of_a_source_serves_all_rules_that_want_the_same(monkeypatch: p
     made.rest()
     shard = made.rig(1).core.engine.shard
     reads: list[int] = []
-    copies_after = shard.copies_after
+    copies_after = shard.forwards.copies_after
 
     def counted(*args: object) -> object:
         reads.append(1)
         return copies_after(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shard, "copies_after", counted)
+    monkeypatch.setattr(shard.forwards, "copies_after", counted)
     write(made, SOURCE, numbered(1, 10))
     made.rest()
     assert len(reads) == 1
@@ -304,7 +304,7 @@ def test_topics_that_come_and_go_under_a_pattern_leave_nothing(dest: str) -> Non
     assert len(texts(made, dest)) == count
 
     def marks() -> int:
-        log = made.rig(home(made, dest)).core.engine.shard.published[dest]
+        log = made.rig(home(made, dest)).core.engine.shard.state.published[dest]
         assert log.inflows is not None
         assert log.inflows[rule.uid].total == count
         return len(log.inflows[rule.uid].marks)

@@ -175,8 +175,8 @@ class Walk:
         for rig in filter(None, self.town.rigs):
             desk, shard = rig.core.jobs, rig.core.engine.shard
             for stream in desk._streams.values():
-                log = shard.published[stream.topic]
-                held = shard.leases_of(log, stream.options.consumer, stream.connection)
+                log = shard.state.published[stream.topic]
+                held = shard.leases.leases_of(log, stream.options.consumer, stream.connection)
                 assert held <= stream.options.max
                 assert len(stream.unacked) <= 2
 
@@ -219,7 +219,7 @@ class Walk:
             desk = rig.core.jobs
             assert (len(desk), desk._by_connection, desk._by_topic) == (0, {}, {})
             assert (desk._per_front, desk._unacked_bytes, desk._to_refill) == ({}, {}, {})
-            for log in rig.core.engine.shard.published.values():
+            for log in rig.core.engine.shard.state.published.values():
                 for consumer in log.consumers.all() if log.consumers is not None else []:
                     assert (consumer.waiters, consumer.connections, consumer.streams) == ({}, {}, 0)
 

@@ -63,7 +63,7 @@ def check(h: Harness, before: list[Any], note: object) -> None:
     assert seen(h) == before, note
     finish(h)
     assert seen(h) == before, note
-    assert len(h.engine.shard.published["t"].chunks) == 3, (note, "merged")
+    assert len(h.engine.shard.state.published["t"].chunks) == 3, (note, "merged")
     h.kill_and_open()
     assert seen(h) == before, note
     h.rest()
@@ -169,7 +169,7 @@ def test_a_failure_of_every_call_to_the_store() -> None:
         before = seen(h)
         store.fail_at(number, errno.EIO)
         life(h, body)
-        assert h.engine.shard.read_only is None, number
+        assert h.engine.shard.state.read_only is None, number
         check(h, before, number)
 
 
@@ -342,7 +342,7 @@ def test_a_commit_that_waits_for_its_sync_is_told_to_nobody() -> None:
     h, body = begin()
     again = mrg.CommitPlan("t", body["plan_id"], body["lease"], wait_ms=0)
     (token,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     while log.merges.find(body["plan_id"]) is None:
         h.run_job() if h.jobs else h.ask()
     second, status = h.ask(again, mrg.GetMerges("t"))

@@ -110,7 +110,7 @@ def all_texts(jobs: int = JOBS) -> list[str]:
 
 
 def on_their_way(made: Cluster) -> int:
-    logs = made.rig(1).core.engine.shard.by_id.values()
+    logs = made.rig(1).core.engine.shard.state.by_id.values()
     return sum(len(log.consumers.dead_letters) for log in logs if log.consumers is not None)
 
 

@@ -90,7 +90,7 @@ def test_torn_tail_is_cut() -> None:
     h.open()
     assert h.engine.report.torn
     assert h.engine.report.corrupt == []
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     assert h.rows("t") == expected(1, 2)
     h.append("t", b"next")
     h.kill_and_open()
@@ -115,7 +115,7 @@ def test_tail_torn_at_any_byte_is_cut(kept: int) -> None:
     content[start + kept :] = bytes(len(content) - start - kept)
     overwrite(h.disk, path, bytes(content))
     h.open()
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     assert h.rows("t") == expected(1, 2)
 
 
@@ -151,7 +151,7 @@ def test_rot_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
     h.kill()
     flip_in_envelope_of(h, numbered(2, 1)[0])
     h.open()
-    reason = h.engine.shard.read_only
+    reason = h.engine.shard.state.read_only
     assert reason is not None
     assert "wal-" in reason
     assert h.engine.report.corrupt
@@ -174,7 +174,7 @@ def test_rotten_log_is_left_as_it_is() -> None:
     for _ in range(2):
         h.open()
         h.rest()
-        assert h.engine.shard.read_only is not None
+        assert h.engine.shard.state.read_only is not None
         h.kill()
     assert {path: file_bytes(h.disk, path) for path in before} == before
 
@@ -233,7 +233,7 @@ def test_lost_log_file_in_the_middle_is_found() -> None:
     assert len(files) >= 3
     lose(h.disk, files[1])
     h.open()
-    assert h.engine.shard.read_only is not None
+    assert h.engine.shard.state.read_only is not None
     assert h.rows("t") == expected(*range(1, len(h.rows("t")) + 1))
     h.refused(append("t", b"x"), ShardReadOnly)
 
@@ -286,7 +286,7 @@ def test_log_file_of_another_shard_with_the_same_numbers_is_found() -> None:
     assert foreign != file_bytes(h.disk, path)
     overwrite(h.disk, path, foreign)
     h.open()
-    assert h.engine.shard.read_only is not None
+    assert h.engine.shard.state.read_only is not None
     h.refused(append("t", b"x"), ShardReadOnly)
 
 
@@ -303,7 +303,7 @@ def test_flipped_bit_in_a_sealed_segment_is_an_announced_loss() -> None:
     assert gaps == [(2, 2, "corrupt")]
     assert h.state("t").count == 8
     assert h.engine.counters["corrupt"] == 1
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
 
 
 @fault(
@@ -539,10 +539,10 @@ def test_memory_topics_are_replayed_at_first_touch() -> None:
     h.append("m", *numbered(1, 3))
     h.append("t", *numbered(1, 3))
     h.kill_and_open()
-    log = h.engine.shard.published["m"]
+    log = h.engine.shard.state.published["m"]
     assert log.deferred, "it must not delay readiness"
     assert not log.chunks
-    assert not h.engine.shard.published["t"].deferred
+    assert not h.engine.shard.state.published["t"].deferred
     assert h.rows("m") == expected(1, 2, 3)
     assert not log.deferred
 
@@ -609,7 +609,7 @@ def test_full_disk_refuses_appends_and_says_so() -> None:
     h.refused(append("t", b"x"), Throttled)
     h.refused(append("new", b"x"), Throttled)
     assert h.state("t").head_seq == head
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
 
 
 RESERVED = msgspec.structs.replace(SMALL, reserve_bytes=250_000)
@@ -666,7 +666,7 @@ def test_power_cut_at_any_call_of_a_start_on_a_full_disk(midway: bool) -> None:
             rows, gaps = h.read("t")
             assert [seq for seq, _ in rows] == list(range(1, len(rows) + 1))
             assert [gap[:2] for gap in gaps] == ([(len(rows) + 1, gaps[-1][1])] if gaps else [])
-            assert h.engine.shard.read_only is None
+            assert h.engine.shard.state.read_only is None
         else:
             break
     assert call > 20
@@ -763,7 +763,7 @@ def test_checkpoint_on_a_full_disk_fails_without_harm() -> None:
     h.rest()
     h.disk.full = True
     h.checkpoint()
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     assert h.rows("t") == expected(1, 2, 3, 4, 5, 6)
     h.disk.full = False
     for _ in range(3):

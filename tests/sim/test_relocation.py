@@ -129,7 +129,7 @@ def test_a_hot_copy_that_a_stop_left_goes_though_nobody_uses_the_topic(how: str)
     h.restart() if how == "stop" else h.kill_and_open()
     for _ in range(3):
         h.pass_time(h.config.snapshot_interval_ms + 10_000)
-    assert h.engine.shard.published["t"].stored is not None, "nobody has touched it"
+    assert h.engine.shard.state.published["t"].stored is not None, "nobody has touched it"
     assert data_files(h) == ["seg-0000000000000009-0.data", "seg-000000000000000d-0.data"]
     assert h.rows("t") == records(*range(1, 15))
 
@@ -224,7 +224,7 @@ def test_a_dead_segment_in_the_middle_leaves_the_store_after_a_stop(how: str) ->
 
 def test_what_explains_a_leftover() -> None:
     h = moved(ObjectStore())
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None and chunk.first_seq != 5]
     assert is_known_leftover(log, 1, metas), "another generation"
     assert not is_known_leftover(log, 2, metas), "no segment of this topic can begin there"
@@ -328,7 +328,7 @@ def test_a_failure_of_every_call_to_the_store() -> None:
         h = filled(store)
         store.fail_at(number, errno.EIO)
         life(h)
-        assert h.engine.shard.read_only is None
+        assert h.engine.shard.state.read_only is None
         assert h.engine.counters["cold_failures"] == 1
         check_kept(h, number)
 

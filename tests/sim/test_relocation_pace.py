@@ -98,7 +98,7 @@ def test_without_a_bound_it_is_done_at_once() -> None:
 def test_a_disk_that_runs_full_is_not_kept_waiting() -> None:
     h = filled(msgspec.structs.replace(PACED, relocate_bytes_per_s=1))
     until_between_pieces(h)
-    h.engine.shard.low_space = True
+    h.engine.shard.state.low_space = True
     h.rest()
     assert moves(h) == 4
 
@@ -112,7 +112,7 @@ def test_what_is_written_fast_moves_as_fast() -> None:
     for seq in range(1, 181):
         h.append("t", numbered(seq, 1, 200_000)[0])
         h.pass_time(1000)
-        log = h.engine.shard.published["t"]
+        log = h.engine.shard.state.published["t"]
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None]
         waiting.append(sum(meta.data_bytes for meta in metas if meta.tier != COLD))
     span_bytes = 2 * limits.PACE_SPAN_MS // 1000 * 200_000
@@ -215,7 +215,7 @@ def test_a_crash_at_every_call_of_a_move_in_pieces(how: str) -> None:
         h.open()
         gc.collect()  # what is left of the old process must not come in between
         assert h.seqs("t") == [1, 2, 3, 4, 5], number
-        while h.engine.shard.published["t"].chunks[0].meta.tier != COLD:  # type: ignore[union-attr]
+        while h.engine.shard.state.published["t"].chunks[0].meta.tier != COLD:  # type: ignore[union-attr]
             h.pass_time(limits.COLD_PAUSE_MS_MAX)
             h.checkpoint()
         assert not [path for path in far.paths() if path.startswith("staging/")], number

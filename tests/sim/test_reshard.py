@@ -277,8 +277,8 @@ def test_a_rule_that_is_being_made_copies_nothing_from_before() -> None:
     fleet, _ = fleet_of()
     fleet.reshard(3)
     fleet.open()
-    assert all(3 in seat.engine.shard.outflows for seat in fleet.seats)
-    rule = fleet.seats[0].engine.shard.forwards[3]
+    assert all(3 in seat.engine.shard.forwards.outflows for seat in fleet.seats)
+    rule = fleet.seats[0].engine.shard.forwards.catalog[3]
     assert rule.state == "making"
     for seat in fleet.seats:  # the catalog goes on with it
         seat.do(f.OpenOutflow(rule))
@@ -296,8 +296,8 @@ def test_rules_are_at_shard_0_alone() -> None:
     fleet, before = fleet_of()
     fleet.reshard(4)
     fleet.open()
-    assert [sorted(seat.engine.shard.forwards) for seat in fleet.seats] == [[1, 2, 3], [], [], []]
-    literal = [seat.config.shard for seat in fleet.seats if 1 in seat.engine.shard.outflows]
+    assert [sorted(seat.engine.shard.forwards.catalog) for seat in fleet.seats] == [[1, 2, 3], [], [], []]
+    literal = [seat.config.shard for seat in fleet.seats if 1 in seat.engine.shard.forwards.outflows]
     assert literal == [shard_of("t0", 4)]
     assert before["last uid"] == 3
 
@@ -531,8 +531,8 @@ def test_a_repair_without_snapshots_gives_no_id_that_counts_as_dropped() -> None
     name = next(f"new{i}" for i in range(100) if shard_of(f"new{i}", 2) == 1)
     fleet.put(name, FSYNC)
     made = fleet.logs()[name].id
-    assert made not in fleet.seats[0].engine.shard.owned_ids
-    assert made in fleet.seats[1].engine.shard.owned_ids
+    assert made not in fleet.seats[0].engine.shard.state.owned_ids
+    assert made in fleet.seats[1].engine.shard.state.owned_ids
 
 
 def test_one_snapshot_may_rot_at_once() -> None:

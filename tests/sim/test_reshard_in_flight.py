@@ -289,7 +289,7 @@ def test_transactions_that_are_open_go_on(how: str) -> None:
     for shards in NUMBERS:
         change(fleet, how, shards)
         assert len(staged_files(fleet)) == 4
-        assert sum(seat.engine.shard.open_transactions for seat in fleet.seats) == 4
+        assert sum(seat.engine.shard.transactions.open_transactions for seat in fleet.seats) == 4
     for topic, txn in txns.items():
         h = fleet.seat(topic)
         assert h.do(t.BeginTransaction(topic, "p", 1)).state == "open"
@@ -318,7 +318,7 @@ def test_a_decided_one_is_finished_by_the_new_owner(
     h = fleet.seat("x1")
     txn = stage_all(h, "x1")
     h.ask(t.CommitTransaction("x1", txn, PARTS, 10_000))
-    log: Any = h.engine.shard.staged["x1"]
+    log: Any = h.engine.shard.state.staged["x1"]
     while log.transactions.open[txn].decision is None or log.next_seq <= done:
         h.run_job() if h.jobs else h.ask()
     is_synced = h.engine.wal.synced_lsn == h.engine.wal.last_lsn
@@ -344,7 +344,7 @@ def test_a_decided_one_whose_shard_is_stopped_before_it_is_done(monkeypatch: pyt
     h = fleet.seat("x1")
     txn = stage_all(h, "x1")
     (token,) = h.ask(t.CommitTransaction("x1", txn, PARTS, 10_000))
-    while h.engine.shard.staged["x1"].next_seq < 3:
+    while h.engine.shard.state.staged["x1"].next_seq < 3:
         h.run_job() if h.jobs else h.ask()
     fleet.close()
     assert h.replies[token].state == "committing"
@@ -365,4 +365,4 @@ def test_one_that_expires_is_gone_and_can_be_begun_again() -> None:
     h = fleet.seat("x1")
     assert staged_files(fleet) == []
     assert h.do(t.BeginTransaction("x1", "p", 1)).state == "open"
-    assert h.engine.shard.staged["x1"].transactions.open[txn].number == 2  # type: ignore[union-attr]
+    assert h.engine.shard.state.staged["x1"].transactions.open[txn].number == 2  # type: ignore[union-attr]

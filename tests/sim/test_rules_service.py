@@ -98,12 +98,12 @@ def test_a_pattern_has_an_outflow_at_every_shard() -> None:
 def test_the_same_again_logs_nothing_and_a_change_reaches_the_source() -> None:
     made = cluster()
     put(made, "r", FAR, NEAR, filter="a")
-    (before,) = made.rig(0).core.engine.shard.forwards.values()
+    (before,) = made.rig(0).core.engine.shard.forwards.catalog.values()
     written = made.rig(0).core.engine.counters["frames"]
     assert body_of(put(made, "r", FAR, NEAR, filter="a"))["created"] is False
     assert made.rig(0).core.engine.counters["frames"] == written
     assert body_of(put(made, "r", FAR, NEAR, filter="b"))["filter"] == ["tag", "Eq", "b"]
-    (after,) = made.rig(0).core.engine.shard.forwards.values()
+    (after,) = made.rig(0).core.engine.shard.forwards.catalog.values()
     assert after.uid == before.uid
     assert rules(made) == ["r"], "the outflow has the changed rule, too"
 
@@ -113,7 +113,7 @@ def test_a_uid_is_never_given_again() -> None:
     uids: list[int] = []
     for _ in range(3):
         put(made, "r", NEAR, FAR)
-        uids += made.rig(0).core.engine.shard.forwards
+        uids += made.rig(0).core.engine.shard.forwards.catalog
         drop(made, "r")
         die(made, "power")
         settle(made)
@@ -147,7 +147,7 @@ def test_a_pattern_that_one_shard_cannot_take_is_undone_but_may_have_copied() ->
     made.disks[2].fail_at(1, errno.EIO, of="sync")
     reply = put(made, "r", "a.>", name_on(1, "all", 3))
     assert (reply.status, error_of(reply)["detail"]) == (503, {"outcome": "unknown"})
-    assert made.rig(2).core.engine.shard.read_only is not None
+    assert made.rig(2).core.engine.shard.state.read_only is not None
     assert (get(made, "r").status, topics(made)) == (404, [])
 
 
@@ -189,7 +189,7 @@ def _drop_later(made: Cluster) -> None:
 
 def _gone_later(made: Cluster) -> None:
     """As the worker of a dropped dest says it."""
-    (uid,) = made.rig(0).core.engine.shard.forwards
+    (uid,) = made.rig(0).core.engine.shard.forwards.catalog
     made.ask(1, wire.DROP_TOPIC, FAR)
     body = encode(ForwardsGone([(uid, "r")]))
     made.rig(0).receive(wire.FORWARDS_GONE, "", body, peer=WORKER + b"1-1")
@@ -288,7 +288,7 @@ def test_a_worker_that_dies_in_the_middle_and_stays_away() -> None:
     made = cluster()
     key = begin_put(made, "r", NEAR, FAR)
     second = begin_put(made, "s", NEAR, NEAR_TOO)
-    while not made.rig(0).core.engine.shard.forwards:
+    while not made.rig(0).core.engine.shard.forwards.catalog:
         assert made.step()
     made.kill(1)
     made.rest()
@@ -388,7 +388,9 @@ def test_a_topic_that_was_dropped_unheard_takes_its_rules_along() -> None:
         made = cluster()
         put(made, "r", source, dest)
         put(made, "p", "a.>", NEAR_TOO)
-        (uid,) = [rule.uid for rule in made.rig(0).core.engine.shard.forwards.values() if rule.name == "r"]
+        (uid,) = [
+            rule.uid for rule in made.rig(0).core.engine.shard.forwards.catalog.values() if rule.name == "r"
+        ]
         # As if the news had been lost: the parts go, and nobody says so.
         step(made, 1, fwd.CloseInflow(FAR, uid) if dest == FAR else fwd.CloseOutflow(uid))
         die(made, "worker")
@@ -399,7 +401,7 @@ def test_a_topic_that_was_dropped_unheard_takes_its_rules_along() -> None:
 def test_an_outflow_of_a_pattern_that_is_missing_is_opened_again() -> None:
     made = cluster()
     put(made, "p", "a.>", NEAR)
-    (uid,) = made.rig(0).core.engine.shard.forwards
+    (uid,) = made.rig(0).core.engine.shard.forwards.catalog
     step(made, 1, fwd.CloseOutflow(uid))
     die(made, "catalog")
     settle(made)
@@ -420,7 +422,7 @@ def test_what_belongs_to_no_rule_is_closed() -> None:
 def test_a_worker_says_what_it_misses() -> None:
     made = cluster()
     put(made, "r", NEAR, FAR)
-    (rule,) = made.rig(0).core.engine.shard.forwards.values()
+    (rule,) = made.rig(0).core.engine.shard.forwards.catalog.values()
     rig = made.rig(1)
     key = rig.receive(wire.FORWARDS_CHECK, "", encode(([(FAR, 98), ("none", rule.uid)], [(99, 5)])))
     rig.rest()
@@ -440,7 +442,7 @@ def test_a_worker_that_cannot_read_its_log_misses_nothing() -> None:
     put(made, "r", NEAR, FAR)
     rig = made.rig(1)
     shard = rig.core.engine.shard
-    shard.published[FAR].inflows, shard.read_only = None, "an entry of the log is damaged"
+    shard.state.published[FAR].inflows, shard.state.read_only = None, "an entry of the log is damaged"
     key = rig.receive(wire.FORWARDS_CHECK, "", encode(([(FAR, 1)], [(99, 5)])))
     rig.rest()
     reply = reply_to(rig, key)
@@ -454,7 +456,7 @@ def test_a_rule_that_is_put_again_is_looked_at_first() -> None:
     """
     made = cluster()
     put(made, "r", NEAR, FAR)
-    (uid,) = made.rig(0).core.engine.shard.forwards
+    (uid,) = made.rig(0).core.engine.shard.forwards.catalog
     step(made, 1, fwd.CloseInflow(FAR, uid))
     desk = made.rig(0).core.rules
     assert desk is not None
@@ -468,7 +470,7 @@ def test_rules_that_are_gone_are_answered_when_they_are() -> None:
     made = cluster()
     put(made, "r", NEAR, FAR)
     put(made, "s", NEAR, FAR)
-    uids = list(made.rig(0).core.engine.shard.forwards)
+    uids = list(made.rig(0).core.engine.shard.forwards.catalog)
     rig = made.rig(0)
     key = rig.receive(wire.FORWARDS_GONE, "", encode(ForwardsGone([(uid, "") for uid in (*uids, 999)])))
     made.rest()

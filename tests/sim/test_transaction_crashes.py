@@ -114,7 +114,7 @@ def check(h: Harness, what: str) -> None:
     rows, _ = h.read("t")
     assert [payload for _, payload in rows] == [b'"first"', *EXPECTED], what
     assert not [path for path in h.disk.paths() if "/txn-" in path], what
-    assert h.engine.shard.staged_bytes == 0
+    assert h.engine.shard.transactions.staged_bytes == 0
 
 
 @fault(
@@ -169,7 +169,7 @@ def test_failure_of_every_call(
         with suppress(TopicsError, AssertionError):  # refused, as it may be
             send_batch(h)
         h.pass_time(2000)
-        if h.engine.shard.read_only is not None:
+        if h.engine.shard.state.read_only is not None:
             h.power_cut()
             h.open()
         while not send_batch(h):

@@ -243,7 +243,7 @@ def test_a_flipped_bit_is_named_and_repaired(expected: str, place: Place) -> Non
     assert_the_engine_does_not_lie(d.copy(), place)
     d.repair()
     h = d.open()
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     gone = judge(h, d.rows, may_return=returning)
     may_lose = expected in (ENTRY, RECORD) or place.ending.endswith(".del")
     assert sum(map(len, gone.values())) <= (4 if may_lose else 0)
@@ -262,10 +262,10 @@ def assert_the_engine_does_not_lie(d: Damaged, place: Place) -> None:
         h = d.open()
     except TopicsError:
         return
-    if h.engine.shard.read_only is None:
+    if h.engine.shard.state.read_only is None:
         judge(h, d.rows)
         return
-    for topic in h.engine.shard.published:
+    for topic in h.engine.shard.state.published:
         assert set(h.rows(topic)) <= set(d.rows[topic])
 
 

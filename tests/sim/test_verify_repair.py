@@ -60,7 +60,7 @@ def deleted_may_return(path: str) -> set[int]:
 def assert_repaired(d: Damaged, *, may_return: Container[int] = ()) -> dict[str, list[int]]:
     d.repair()
     h = d.open()
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     gone = judge(h, d.rows, may_return=may_return)
     heads = {topic: h.state(topic).head_seq for topic in d.rows}
     for topic, rows in d.rows.items():
@@ -249,7 +249,7 @@ def test_a_topic_whose_making_is_lost_gets_a_name() -> None:
     repaired = d.repair()
     assert any("its real name was in the lost part of the log" in note for note in repaired.notes)
     h = d.open()
-    (name,) = [topic for topic in h.engine.shard.published if topic.startswith("recovered-")]
+    (name,) = [topic for topic in h.engine.shard.state.published if topic.startswith("recovered-")]
     assert h.rows(name) == [(i, numbered(i, 1)[0]) for i in range(1, 5)]
 
 
@@ -324,12 +324,12 @@ def test_a_log_of_zeros_is_damage(kept: int) -> None:
     for path in paths:
         data = d.bytes(path)
         overwrite(d.disk, path, data[:kept] + bytes(len(data) - kept))
-    assert d.open().engine.shard.read_only
+    assert d.open().engine.shard.state.read_only
     (finding,) = d.damage()
     assert "all log entries are missing" in finding.what
     d.repair()
     h = d.open()
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     h.put("t", FSYNC)
     assert not d.damage()
 
@@ -378,7 +378,7 @@ def test_topics_made_behind_a_rotten_entry_are_untouched() -> None:
     repaired = d.repair()
     assert {topic for topic, _, _ in repaired.losses} == {"alpha"}
     h = d.open()
-    assert sorted(h.engine.shard.published) == ["alpha", "delta", "gamma"]
+    assert sorted(h.engine.shard.state.published) == ["alpha", "delta", "gamma"]
     assert {topic: h.state(topic).config for topic in configs} == configs
     assert {topic: h.read(topic) for topic in rows} == {topic: (rows[topic], []) for topic in rows}
 
@@ -403,7 +403,7 @@ def test_a_name_that_was_given_again_behind_a_rotten_delete() -> None:
     assert d.damage()
     assert d.repair().losses == []
     h = d.open()
-    assert len(h.engine.shard.by_id) == 1
+    assert len(h.engine.shard.state.by_id) == 1
     assert h.read("t") == ([(1, b"of the new one")], [])
 
 
@@ -545,7 +545,7 @@ def test_what_a_rotten_byte_of_the_log_announces(seed: int, clean: bool) -> None
     h.sync()
     rows = {topic: h.rows(topic) for topic in topics}
     heads = {topic: h.state(topic).head_seq for topic in topics}
-    ceilings = {log.name: log.ceiling for log in h.engine.shard.by_id.values()}
+    ceilings = {log.name: log.ceiling for log in h.engine.shard.state.by_id.values()}
     h.close() if clean else h.kill()
     whole = Damaged(h.disk, rows, h.clock.wall_ms())
     entries = list(whole.envelopes())
@@ -638,7 +638,7 @@ def test_both_snapshots_are_missing() -> None:
     repaired = d.repair()
     assert any("its real name was in the lost snapshots" in note for note in repaired.notes)
     h = d.open()
-    found = {name: dict(h.rows(name)) for name in h.engine.shard.published}
+    found = {name: dict(h.rows(name)) for name in h.engine.shard.state.published}
     for topic in ("sealed", "plain", "tail"):
         wanted = dict(d.rows[topic])
         assert any(wanted.items() <= rows.items() for rows in found.values()), topic
@@ -753,7 +753,7 @@ def _first_write(trial: Damaged) -> int:
 def assert_repaired_after_crash(d: Damaged) -> dict[str, list[int]]:
     d.repair(run=2)
     h = d.open()
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
     gone = judge(h, d.rows)
     h.kill()
     assert d.damage() == []

@@ -152,7 +152,7 @@ class Shelf:
     @staticmethod
     def _must_not_call_it_all(h: Harness, last: int) -> None:
         """Without the end of the log nobody is told that he has read everything, or that his place is not there."""
-        reason = h.engine.shard.read_only
+        reason = h.engine.shard.state.read_only
         for command in (
             c.Diff(TOPIC, last),
             c.Diff(TOPIC, last, wait_ms=1000),
@@ -171,7 +171,7 @@ class Shelf:
         assert h.rows(OTHER) == list(zip(range(1, 7), numbered(1, 6))), "the damage reached another topic"
         missing = [seq for seq in self.written if seq not in dict(rows)]
         told = [seq for seq in missing if any(first <= seq <= last for first, last, _ in gaps)]
-        if h.engine.shard.read_only is not None:
+        if h.engine.shard.state.read_only is not None:
             assert missing == list(range(missing[0], LAST + 1)), f"not all before the damage: {missing}"
             assert isinstance(h.send(c.Append(TOPIC, c.Records([b"1"]))), TopicsError)
             self._must_not_call_it_all(h, missing[0] - 1)

@@ -181,7 +181,7 @@ class Driver:
         self.closing = True
         self.engine.close()
         self.closing = False
-        self.latched = self.latched or self.engine.shard.read_only is not None
+        self.latched = self.latched or self.engine.shard.state.read_only is not None
         self._take_counters()
         self.engine = None
         self.disk.kill()  # handles go; nothing else does

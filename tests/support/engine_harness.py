@@ -263,7 +263,7 @@ class Harness:
         return self.read(topic)[1]
 
     def topic_dir(self, topic: str) -> str:
-        return f"topics/{self.engine.shard.published[topic].id:016x}"
+        return f"topics/{self.engine.shard.state.published[topic].id:016x}"
 
     def segment_files(self, topic: str) -> list[str]:
         """Names of the topic's files."""

@@ -60,7 +60,7 @@ def forward(
         body["filter"] = [["tag", op, value] for op, value in filter]
     reply = ask_catalog(made, wire.PUT_FORWARD, name, body)
     assert reply.status in (200, 201), bytes(reply.body)
-    rules = made.rig(0).core.engine.shard.forwards.values()
+    rules = made.rig(0).core.engine.shard.forwards.catalog.values()
     return next(rule for rule in rules if rule.name == name)
 
 
@@ -118,7 +118,7 @@ def texts(made: Cluster, topic: str) -> list[str]:
 
 def stored(made: Cluster, topic: str) -> int:
     """How many records a topic holds at this moment; nobody catches up."""
-    log = made.rig(home(made, topic)).core.engine.shard.published.get(topic)
+    log = made.rig(home(made, topic)).core.engine.shard.state.published.get(topic)
     return log.view.count if log is not None else 0
 
 

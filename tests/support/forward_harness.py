@@ -37,8 +37,10 @@ class Pair:
 
     def next(self, forward: f.Forward, after: int, topic: str = "src", count: int = 4) -> f.Copies | None:
         shard = self.source.engine.shard
-        log = shard.published[topic]
-        return shard.copies_after(log, shard.outflows[forward.uid].forward, after, count, 1 << 20)
+        log = shard.state.published[topic]
+        return shard.forwards.copies_after(
+            log, shard.forwards.outflows[forward.uid].forward, after, count, 1 << 20
+        )
 
     def mark(self, forward: f.Forward, topic: str = "src") -> int:
         """Where the dest says it is."""
@@ -46,7 +48,7 @@ class Pair:
 
     def ask(self, forward: f.Forward, topic: str = "src") -> f.CopiesTaken:
         shard = self.source.engine.shard
-        copies = shard.empty_copies(shard.published[topic], forward, 0)
+        copies = shard.forwards.empty_copies(shard.state.published[topic], forward, 0)
         taken = self.dest.do(f.TakeCopies(forward.dest, copies))
         assert isinstance(taken, f.CopiesTaken)
         return taken

@@ -131,8 +131,12 @@ class LeaseHarness(Harness):
     def letters(self) -> list[k.DeadLetter]:
         """The next ones that may be sent, of `q`."""
         shard = self.engine.shard
-        source = next((log for log in shard.dead_letters_due.values() if log.name == "q"), None)
-        return [] if source is None else shard.dead_letters_to_send(source, LETTERS_AT_ONCE, LETTER_BYTES)
+        source = next((log for log in shard.state.dead_letters_due.values() if log.name == "q"), None)
+        return (
+            []
+            if source is None
+            else shard.dead_letters.dead_letters_to_send(source, LETTERS_AT_ONCE, LETTER_BYTES)
+        )
 
     def deliver(self, letters: list[k.DeadLetter]) -> None:
         """To their target."""

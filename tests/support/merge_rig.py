@@ -100,7 +100,7 @@ def _plain(part: Any) -> Any:
 
 def segments(h: Harness) -> list[tuple[int, int, int, str]]:
     """First seq, generation, rows and tier of each."""
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     return [
         (chunk.meta.first_seq, chunk.meta.generation, chunk.count, chunk.meta.tier)
         for chunk in log.chunks
@@ -136,7 +136,7 @@ def check_tidy(h: Harness, note: object = "") -> None:
         h.checkpoint()
         h.pass_time(GRACE_MS + 70_000)
     h.rest()
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     named = {
         (chunk.meta.first_seq, chunk.meta.generation)
         for chunk in log.chunks

@@ -211,7 +211,7 @@ class Fleet:
             seat.checkpoint()
 
     def logs(self) -> dict[str, TopicLog]:
-        return {name: log for seat in self.seats for name, log in seat.engine.shard.published.items()}
+        return {name: log for seat in self.seats for name, log in seat.engine.shard.state.published.items()}
 
     def claim(self, topic: str, max: int, **options: Any) -> k.Claimed:
         found = self.do(k.Claim(topic, node=NODE, max=max, **options))
@@ -222,7 +222,9 @@ class Fleet:
 
     def letters(self, topic: str) -> list[k.DeadLetter]:
         seat = self.seat(topic)
-        return seat.engine.shard.dead_letters_to_send(seat.engine.shard.published[topic], 64, 1 << 20)
+        return seat.engine.shard.dead_letters.dead_letters_to_send(
+            seat.engine.shard.state.published[topic], 64, 1 << 20
+        )
 
     def take_letters(self, letters: list[k.DeadLetter]) -> k.DeadLettersTaken:
         taken = self.do(k.TakeDeadLetters(letters[0].target, letters[0].source_id, letters))
@@ -251,9 +253,9 @@ class Fleet:
     def copy(self, uid: int, source: str, count: int = 1000) -> int:
         """Copy up to so many; how many went."""
         shard = self.seat(source).engine.shard
-        log, rule = shard.published[source], shard.outflows[uid].forward
-        mark = self.do(f.TakeCopies(rule.dest, shard.empty_copies(log, rule, 0))).mark
-        copies = shard.copies_after(log, rule, mark, count, 1 << 20)
+        log, rule = shard.state.published[source], shard.forwards.outflows[uid].forward
+        mark = self.do(f.TakeCopies(rule.dest, shard.forwards.empty_copies(log, rule, 0))).mark
+        copies = shard.forwards.copies_after(log, rule, mark, count, 1 << 20)
         if copies is None:
             return 0
         before = self.seat(rule.dest).state(rule.dest).head_seq
@@ -281,11 +283,11 @@ class Fleet:
                 assert all(shard_of(group[0], len(self.seats)) == seat.config.shard for group in rows.groups)
         return {
             "topics": topics,
-            "records": sum(shard.records_live for shard in shards),
-            "bytes": sum(shard.bytes_live for shard in shards),
+            "records": sum(shard.state.records_live for shard in shards),
+            "bytes": sum(shard.state.bytes_live for shard in shards),
             "rules": shards[0].forwards,
             "last uid": shards[0].forward_uid,
-            "rules elsewhere": [shard.forwards for shard in shards[1:] if shard.forwards],
+            "rules elsewhere": [shard.forwards.catalog for shard in shards[1:] if shard.forwards.catalog],
             "sessions": sessions,
             "groups": sorted(groups),
         }
@@ -308,7 +310,7 @@ class Fleet:
             cursor = page.next_from_seq
         state = seat.state(name)
         consumers, letters = consumer_rows(log)
-        outflows = seat.engine.shard.outflows
+        outflows = seat.engine.shard.forwards.outflows
         sources = {other.id: other for other in self.logs().values()}
         inflows = {
             uid: (
@@ -336,7 +338,7 @@ class Fleet:
             "outflows": {
                 uid: mark_in(outflows[uid].start_of(log.id), log.epochs)[1]
                 for uid in log.outflows
-                if self.seats[0].engine.shard.forwards[uid].state == "active"
+                if self.seats[0].engine.shard.forwards.catalog[uid].state == "active"
             },
             "ceiling": log.ceiling,
         }  # fmt: skip
@@ -451,6 +453,6 @@ def save_watches(fleet: Fleet) -> None:
             for i in range(8)
             if shard_of(f"wid_{i}", shards) == mine
         ]
-        ids = {name: log.id for name, log in seat.engine.shard.published.items()}
+        ids = {name: log.id for name, log in seat.engine.shard.state.published.items()}
         groups = [(name, ids[name], "crew", i) for i, name in enumerate(sorted(ids))]
         session_file.write(fleet.disk, seat.config.shard_dir, session_file.WatchRows(sessions, groups))

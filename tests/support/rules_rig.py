@@ -76,7 +76,7 @@ def settle(made: Cluster) -> None:
 
 def topics(made: Cluster) -> list[str]:
     return sorted(
-        name for shard in range(len(made.rigs)) for name in made.rig(shard).core.engine.shard.published
+        name for shard in range(len(made.rigs)) for name in made.rig(shard).core.engine.shard.state.published
     )
 
 
@@ -95,13 +95,13 @@ def rules(made: Cluster) -> list[str]:
     assert inflows == {
         (i, log.name, uid)
         for i, shard in enumerate(shards)
-        for log in shard.published.values()
+        for log in shard.state.published.values()
         for uid in log.inflows or ()
     }
     assert outflows == {
         (i, uid, digest_of(outflow.forward))
         for i, shard in enumerate(shards)
-        for uid, outflow in shard.outflows.items()
+        for uid, outflow in shard.forwards.outflows.items()
     }
     desk = made.rig(0).core.rules
     assert desk is not None

@@ -324,4 +324,6 @@ class Cluster:
 
     def used(self) -> tuple[int, int]:
         shards = [rig.core.engine.shard for _, rig in self._living()]
-        return sum(len(shard.staged) for shard in shards), sum(shard.bytes_live for shard in shards)
+        return sum(len(shard.state.staged) for shard in shards), sum(
+            shard.state.bytes_live for shard in shards
+        )

@@ -62,7 +62,7 @@ def cold_files(h: Harness) -> list[str]:
 
 
 def tiers(h: Harness, topic: str = "t") -> list[str]:
-    log = h.engine.shard.published[topic]
+    log = h.engine.shard.state.published[topic]
     metas = log.stored if log.stored is not None else [chunk.meta for chunk in log.chunks]
     return [meta.tier for meta in metas if meta is not None]
 

@@ -96,7 +96,7 @@ class CatchUps:
         shards: int,
         now_us: Callable[[], int],
     ) -> None:
-        self._published = engine.shard.published
+        self._published = engine.shard.state.published
         self._own = engine.config.shard
         self._links = links
         self._forwarder = forwarder

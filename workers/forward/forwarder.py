@@ -198,7 +198,7 @@ class Forwarder:
     @property
     def has_pending_copies(self) -> bool:
         """Whether copies wait to be sent or acknowledged, except those of paused flows."""
-        if self._shard.copies_due:
+        if self._shard.state.copies_due:
             return True
         return any(flow.state != PAUSED for flows in self._pending.values() for flow in flows)
 
@@ -271,7 +271,7 @@ class Forwarder:
             if flow.state == READY:
                 used += self._send(flow)
         if topic.ready:
-            self._shard.copies_due[log.id] = log
+            self._shard.state.copies_due[log.id] = log
         else:
             self._reads = {}
         return used
@@ -286,7 +286,7 @@ class Forwarder:
 
     def _refresh_new(self) -> None:
         """Check topics with records published since the last turn for copies; all others are up to date."""
-        for log in list(self._shard.copies_due.values()):
+        for log in list(self._shard.state.copies_due.values()):
             self._refresh(log)
 
     def _refresh(self, log: TopicLog) -> CopiedTopic:
@@ -326,14 +326,14 @@ class Forwarder:
         for uid in [uid for uid in topic.flows if uid not in uids]:
             flow = topic.flows.pop(uid)
             self._remove(flow)
-            if log.dropped and uid in self._shard.outflows:
+            if log.dropped and uid in self._shard.forwards.outflows:
                 self._dropped.append(flow)
             del self._by_rule[uid][topic]
             if not self._by_rule[uid]:
                 del self._by_rule[uid]
         for uid in uids:
             if uid not in topic.flows:
-                dest = self._shard.outflows[uid].forward.dest
+                dest = self._shard.forwards.outflows[uid].forward.dest
                 topic.flows[uid] = OutgoingFlow(uid, topic, shard_of(dest, len(self._windows)))
                 self._by_rule.setdefault(uid, {})[topic] = None
         if not topic.flows:
@@ -355,7 +355,7 @@ class Forwarder:
     def _make_ready(self, flow: OutgoingFlow) -> None:
         self._set_ready(flow)
         log = flow.topic.log
-        self._shard.copies_due[log.id] = log
+        self._shard.state.copies_due[log.id] = log
 
     def _may_delay(self, flow: OutgoingFlow) -> bool:
         topic = flow.topic
@@ -455,31 +455,31 @@ class Forwarder:
         deleted."""
         for _ in range(min(len(self._dropped), ANNOUNCED_MAX)):
             flow = self._dropped[0]
-            outflow, window = self._shard.outflows.get(flow.uid), self._windows[flow.shard]
+            outflow, window = self._shard.forwards.outflows.get(flow.uid), self._windows[flow.shard]
             if outflow is not None and (window.is_full or self._is_closed):
                 return
             self._dropped.popleft()
             if outflow is not None:
-                copies = self._shard.empty_copies(flow.topic.log, outflow.forward, 0)
+                copies = self._shard.forwards.empty_copies(flow.topic.log, outflow.forward, 0)
                 copies.is_gone = True
                 self._transmit(flow, copies)
 
     def _copies(self, flow: OutgoingFlow) -> fwd.Copies | None:
         """The next batch of a flow. Rules with the same mark and filter share a read, also over several slices."""
         log = flow.topic.log
-        forward = self._shard.outflows[flow.uid].forward
+        forward = self._shard.forwards.outflows[flow.uid].forward
         if flow.mark == UNKNOWN:
-            return self._shard.empty_copies(log, forward, 0)
+            return self._shard.forwards.empty_copies(log, forward, 0)
         wanted = flow.mark, forward.filter, forward.allow_cycle
         found = self._reads.get(wanted)
         if found is None:
-            found = self._shard.copies_after(log, forward, flow.mark, BATCH_RECORDS, BATCH_BYTES)
+            found = self._shard.forwards.copies_after(log, forward, flow.mark, BATCH_RECORDS, BATCH_BYTES)
             if found is None:
                 return None
             self._reads[wanted] = found
         if found.forward is forward:
             return found
-        copies = self._shard.empty_copies(log, forward, flow.mark)
+        copies = self._shard.forwards.empty_copies(log, forward, flow.mark)
         copies.upto, copies.frames, copies.lost = found.upto, found.frames, found.lost
         return copies
 
@@ -569,7 +569,7 @@ class Forwarder:
                     self._enqueue(flow)  # in front; its old entry is skipped
                 if flow.state == READY:
                     flow.topic.ready.appendleft(flow)
-                    self._shard.expedite(flow.topic.log)
+                    self._shard.delivery.expedite(flow.topic.log)
         if wait.left > 1:
             self._catch_ups.append(wait)
         wait.part_done()

@@ -141,7 +141,7 @@ class Outbox:
     @property
     def _may_send(self) -> bool:
         """A shard that cannot log the outcome need not begin."""
-        return not self._is_closed and self._engine.shard.read_only is None
+        return not self._is_closed and self._engine.shard.state.read_only is None
 
     @property
     def wake_at_us(self) -> int | None:
@@ -154,7 +154,7 @@ class Outbox:
         """Send held replies and dead letters that are due."""
         if self._held:
             self._send_due()
-        due = self._engine.shard.dead_letters_due
+        due = self._engine.shard.state.dead_letters_due
         if not self._may_send or not (due or self._sources):
             return
         for topic_id in sorted(due.keys() - self._sources.keys()):
@@ -175,7 +175,7 @@ class Outbox:
 
     def hold(self, command: cmd.MovesDeadLetters, size: int, send: Callable[[], None]) -> bool:
         """Whether the reply to a command that sent dead letters must wait for them; if so, `send` is called later."""
-        log = self._engine.shard.published.get(command.topic)
+        log = self._engine.shard.state.published.get(command.topic)
         if log is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
             return False
         held = HeldReply(log, command.last_dead_letter, command.dead_letters_ms * 1000 + WAIT_US, size, send)
@@ -231,8 +231,10 @@ class Outbox:
 
     def _next_letters(self, source: OutboxTopic) -> list[cmd.DeadLetter]:
         shard = self._engine.shard
-        log = shard.dead_letters_due.get(source.topic_id)
-        return shard.dead_letters_to_send(log, source.count, BATCH_BYTES) if log is not None else []
+        log = shard.state.dead_letters_due.get(source.topic_id)
+        return (
+            shard.dead_letters.dead_letters_to_send(log, source.count, BATCH_BYTES) if log is not None else []
+        )
 
     # -- replies -------------------------------------------------------------------------------------------
 

@@ -56,25 +56,25 @@ class TotalsQuery:
 def check_rules(shard: Shard, check: messages.ForwardsCheck) -> messages.ForwardsMissed:
     """How the flows of this shard differ from those that the catalog expects."""
     missed = messages.ForwardsMissed()
-    if shard.read_only is not None:
+    if shard.state.read_only is not None:
         # Its log may not be fully replayed, and nothing can be corrected before a restart, after which it is checked again.
         return missed
     for topic, uid in check.inflows:
-        log = shard.published.get(topic)
+        log = shard.state.published.get(topic)
         if log is None or log.inflows is None or uid not in log.inflows:
             missed.inflows.append(uid)
     for uid, digest in check.outflows:
-        outflow = shard.outflows.get(uid)
+        outflow = shard.forwards.outflows.get(uid)
         if outflow is None:
             missed.outflows.append(uid)
         elif messages.digest_of(outflow.forward) != digest:
             missed.stale_outflows.append(uid)
     inflows = {uid for _, uid in check.inflows}
-    for log in shard.published.values():
+    for log in shard.state.published.values():
         if log.inflows is not None:
             missed.stray_inflows += [(log.name, uid) for uid in log.inflows if uid not in inflows]
     outflows = {uid for uid, _ in check.outflows}
-    missed.stray_outflows = [uid for uid in shard.outflows if uid not in outflows]
+    missed.stray_outflows = [uid for uid in shard.forwards.outflows if uid not in outflows]
     return missed
 
 
@@ -158,11 +158,11 @@ class Forwarding:
     def _read_totals(self, peer: bytes, request: wire.Request, wanted: messages.WantTotals) -> None:
         query = TotalsQuery(peer, request, {})
         for topic, uid in wanted.inflows:
-            log = self._shard.published.get(topic)
+            log = self._shard.state.published.get(topic)
             inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
             if log is None or inflow is None:
                 continue
-            if not (log.pending or log.deferred) or self._shard.read_only is not None:
+            if not (log.pending or log.deferred) or self._shard.state.read_only is not None:
                 query.totals[uid] = inflow.total
             else:  # the total may include unsynced records, or not be replayed yet: let the engine answer
                 query.left += 1

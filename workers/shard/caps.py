@@ -157,16 +157,17 @@ class Caps:
 
     def _used(self) -> tuple[int, int]:
         shard = self._engine.shard
-        return len(
-            shard.staged
-        ) + shard.topics_unknown, shard.bytes_live + shard.bytes_reserved + shard.bytes_unknown
+        return (
+            len(shard.state.staged) + shard.state.topics_unknown,
+            shard.state.bytes_live + shard.state.bytes_reserved + shard.state.bytes_unknown,
+        )
 
     def _apply_grants(self) -> None:
         shard = self._engine.shard
         if self._caps_topics:
-            shard.topics_granted = self._escrow.topics
+            shard.state.topics_granted = self._escrow.topics
         if self._caps_bytes:
-            shard.bytes_granted = self._escrow.bytes
+            shard.state.bytes_granted = self._escrow.bytes
 
     def _report(self, report: QuotaReport) -> None:
         if self._catalog is not None:

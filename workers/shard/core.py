@@ -117,7 +117,7 @@ class ShardCore:
         self._probe_at_us = 0
         self._wake_at_ms: int | None = None  # from the engine's last outcome
         self._began_us = 0  # when the last turn began
-        engine.shard.can_send = self._may_wake
+        engine.shard.state.can_send = self._may_wake
         self.pressure = ShardPressure(engine, now_us)
         self._peers: dict[int, int] = {}
         self._turn = Turn()
@@ -143,7 +143,7 @@ class ShardCore:
             send=self._send,
             now_us=now_us,
         )
-        engine.shard.copier = self.forwarding.forwarder
+        engine.shard.delivery.copier = self.forwarding.forwarder
         self.jobs = JobStreams(
             engine,
             send=self._send,
@@ -184,7 +184,9 @@ class ShardCore:
         if self._pending or self._reopened or self.caps.has_retries:
             return True
         if self.is_ready and (
-            self.engine.shard.has_new_work or self.engine.shard.backlog or self.engine.has_jobs
+            self.engine.shard.delivery.has_new_work
+            or self.engine.shard.delivery.backlog
+            or self.engine.has_jobs
         ):
             return True
         return self._read_queue.is_ready
@@ -192,14 +194,14 @@ class ShardCore:
     @property
     def has_copies(self) -> bool:
         """Whether a turn is needed for copies, once earlier replies have reached the fronts."""
-        return self.is_ready and self.engine.shard.has_copies
+        return self.is_ready and self.engine.shard.delivery.has_copies
 
     @property
     def are_copies_urgent(self) -> bool:
         """A reader waits for them; or there are so many that the writer hardly notices the delay."""
         return (
             self.forwarding.forwarder.has_waiting_readers
-            or self.engine.shard.copies_due_records >= URGENT_COPIES
+            or self.engine.shard.state.copies_due_records >= URGENT_COPIES
         )
 
     def start(self) -> None:
@@ -409,7 +411,7 @@ class ShardCore:
         is_waiting = self._read_queue.withdraw(peer, matches) or is_waiting
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
         topic = request.topic.decode("utf-8", "replace")
-        if is_waiting or self.engine.shard.withdraw_claim(topic, args.consumer, matches):
+        if is_waiting or self.engine.shard.claims.withdraw_claim(topic, args.consumer, matches):
             self._refuse(peer, request, NotReady("the client has disconnected"))
 
     def _dispatch(self, peer: bytes, request: wire.Request, *, is_caught_up: bool = False) -> None:
@@ -454,7 +456,7 @@ class ShardCore:
         self.metrics.queued(len(entries))
         batches = self.engine.counters["batches"]
         self._began_us = self._now_us()
-        if self.engine.shard.long:
+        if self.engine.shard.state.long:
             self._expire_long_commands()
         outcome = self.engine.turn(entries)
         self.metrics.turns.add(self._now_us() - self._began_us)
@@ -473,7 +475,7 @@ class ShardCore:
             request = cast(Token, token)[1]
             return self._began_us - request.received_us > request.budget_ms * 1000
 
-        for long in self.engine.shard.long.end(is_late):
+        for long in self.engine.shard.state.long.end(is_late):
             peer, request = cast(Token, long.token)[:2]
             error = NotReady("the request took too long and was aborted; try again", **long.outcome)
             self._refuse(peer, request, error)
@@ -489,7 +491,7 @@ class ShardCore:
 
     def _reopen(self) -> None:
         self._reopened = True
-        self.engine.shard.sending_resumed()
+        self.engine.shard.delivery.sending_resumed()
 
     def _may_wake(self, token: object) -> bool:
         return self._window.is_open(cast(Token, token)[0])
@@ -503,11 +505,11 @@ class ShardCore:
         self.watch.front_gone(peer)
         self.jobs.front_gone(peer)
         if self._claimed_us.pop(peer, None) is not None:
-            self.engine.shard.withdraw_claims(lambda token: _is_claim_of(peer, token))
+            self.engine.shard.claims.withdraw_claims(lambda token: _is_claim_of(peer, token))
         # No matter how long they have waited: a claim that went on would lease jobs without a client.
         self.engine.cold.withdraw(lambda token: cast(Token, token)[0] == peer)
-        self.engine.shard.long.end(partial(_is_requested_by, peer))
-        self.engine.shard.upkeep.withdraw(partial(_is_requested_by, peer))
+        self.engine.shard.state.long.end(partial(_is_requested_by, peer))
+        self.engine.shard.state.upkeep.withdraw(partial(_is_requested_by, peer))
         self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:

@@ -166,10 +166,10 @@ class ShardLoop:
         core.start()
         self._control.send(Ready())
         fields = {
-            "topics": len(core.engine.shard.published),
-            "records": core.engine.shard.records_live,
+            "topics": len(core.engine.shard.state.published),
+            "records": core.engine.shard.state.records_live,
             "took_ms": round((time.monotonic() - began) * 1000, 1),
-            "read_only": core.engine.shard.read_only,
+            "read_only": core.engine.shard.state.read_only,
         }
         logger.info("the shard is ready", extra={"fields": fields})
         self._do(core.turn())
@@ -220,7 +220,7 @@ class ShardLoop:
             self._do(core.turn())
         else:
             self._do(core.idle())
-        if core.engine.shard.backlog or self._may_copy():
+        if core.engine.shard.delivery.backlog or self._may_copy():
             self._do(core.turn())  # the replies have left: deliver more
 
     def _may_copy(self) -> bool:
@@ -315,9 +315,9 @@ class ShardLoop:
             self._report_copies()
         self._send(actions)
         shard = self._core.engine.shard
-        disk_full = shard.disk_full or shard.low_space
-        if (disk_full, shard.read_only) != self._state:
-            self._log_state(disk_full, shard.read_only)
+        disk_full = shard.state.disk_full or shard.state.low_space
+        if (disk_full, shard.state.read_only) != self._state:
+            self._log_state(disk_full, shard.state.read_only)
         if self._core.engine.relocator.problem != self._cold_problem:
             self._cold_problem = self._core.engine.relocator.problem
             logger.warning(self._cold_problem or "the cold tier accepts segments again")

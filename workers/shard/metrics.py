@@ -114,24 +114,28 @@ class ShardMetrics:
 
     def readiness(self, progress: float) -> Readiness:
         shard = self._engine.shard
-        return Readiness(progress, len(shard.published), shard.read_only)
+        return Readiness(progress, len(shard.state.published), shard.state.read_only)
 
     def report(self, progress: float) -> ShardReport:
         shard, counters = self._engine.shard, self._engine.counters
         ready = progress >= 1.0
-        published = shard.published
-        queues, in_flight = shard.queue_totals() if ready else (0, 0)
+        published = shard.state.published
+        queues, in_flight = shard.claims.queue_totals() if ready else (0, 0)
         retired_segments, retired_bytes = self._engine.merge_service.retirement.totals()
-        rows = [self._row(published[name]) for name in islice(shard.names, TOPIC_ROWS_MAX)] if ready else []
+        rows = (
+            [self._row(published[name]) for name in islice(shard.state.names, TOPIC_ROWS_MAX)]
+            if ready
+            else []
+        )
         consumers, dead_lettered = self._consumer_totals() if ready else (0, 0)
         return ShardReport(
             progress=progress,
-            read_only=shard.read_only is not None,
-            disk_full=shard.disk_full or shard.low_space,
-            topics_by_class=shard.class_counts() if ready else {},
+            read_only=shard.state.read_only is not None,
+            disk_full=shard.state.disk_full or shard.state.low_space,
+            topics_by_class=shard.state.class_counts() if ready else {},
             queue_topics=queues,
-            records_live=shard.records_live if ready else 0,
-            bytes_live=shard.bytes_live if ready else 0,
+            records_live=shard.state.records_live if ready else 0,
+            bytes_live=shard.state.bytes_live if ready else 0,
             frames=counters["frames"],
             batches=counters["batches"],
             fsyncs=counters["syncs"],
@@ -146,9 +150,9 @@ class ShardMetrics:
             consumers=consumers,
             copies=counters.get("copies", 0),
             shard=self._engine.config.shard,
-            topics_waiting=shard.backlog,
-            topics_paused=len(shard.paused),
-            band_bytes=[band.used for band in shard.scheduler.bands],
+            topics_waiting=shard.delivery.backlog,
+            topics_paused=len(shard.delivery.paused),
+            band_bytes=[band.used for band in shard.delivery.scheduler.bands],
             tiers={
                 tier: (usage.live, usage.dead, usage.reclaimable)
                 for tier, usage in self._engine.checkpointer.usage.totals.items()
@@ -171,8 +175,8 @@ class ShardMetrics:
             checkpoints=counters["checkpoints"],
             log_bytes=self._engine.checkpointer.log_bytes,
             disk_free=self._engine.free_bytes,
-            txn_open=shard.open_transactions,
-            txn_bytes=shard.staged_bytes,
+            txn_open=shard.transactions.open_transactions,
+            txn_bytes=shard.transactions.staged_bytes,
             txn_committed=counters["txn_committed"],
             txn_expired=counters["txn_expired"],
             txn_left=counters["txn_left"],
@@ -180,7 +184,7 @@ class ShardMetrics:
 
     def _row(self, log: TopicLog) -> TopicRow:
         state = state_of(log)
-        queue = self._engine.shard.queue_counts(log)
+        queue = self._engine.shard.claims.queue_counts(log)
         row = TopicRow(
             state.topic, queue is not None, state.head_seq, state.earliest_seq, state.count, state.bytes
         )
@@ -194,7 +198,7 @@ class ShardMetrics:
     def _consumer_totals(self) -> tuple[int, int]:
         """Number of named consumers, and records dead-lettered by them and by queues."""
         count = dead_lettered = 0
-        for log in self._engine.shard.published.values():
+        for log in self._engine.shard.state.published.values():
             consumers = log.consumers
             if consumers is not None:
                 count += len(consumers.named)
@@ -204,17 +208,19 @@ class ShardMetrics:
 
     def _consumer_rows(self) -> Iterator[ConsumerRow]:
         shard = self._engine.shard
-        for name in shard.names:
-            log = shard.published[name]
+        for name in shard.state.names:
+            log = shard.state.published[name]
             # The lag of a consumer of an unloaded topic is not known without loading it.
             if log.consumers is None or log.stored is not None or log.deferred:
                 continue
             for consumer_name in sorted(log.consumers.named):
                 consumer = log.consumers.named[consumer_name]
-                lag = shard.known_lag(log, consumer)
+                lag = shard.leases.known_lag(log, consumer)
                 if lag is None:
                     continue
                 row = ConsumerRow(name, consumer_name, lag, len(consumer.entries))
                 if consumer.filter is None:
-                    row.lag_ms = shard.lag_ms(log, consumer, self._engine.clock.present_ms()) if lag else 0
+                    row.lag_ms = (
+                        shard.consumers.lag_ms(log, consumer, self._engine.clock.present_ms()) if lag else 0
+                    )
                 yield row

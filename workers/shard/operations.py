@@ -54,12 +54,12 @@ class OperationCodec:
     # -- requests ------------------------------------------------------------------------------------------
 
     def _read_write(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
-        return requests.read_write(topic, request, args, self._engine.shard.staged.__contains__), None
+        return requests.read_write(topic, request, args, self._engine.shard.state.staged.__contains__), None
 
     def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
         read = requests.read_watch(request)
         if read.options.strong:
-            self._engine.shard.track_synced_head(self._engine.shard.loaded_topic(topic))
+            self._engine.shard.state.track_synced_head(self._engine.shard.state.loaded_topic(topic))
         return requests.watch_command(topic, read), read
 
     # -- replies -------------------------------------------------------------------------------------------
@@ -121,12 +121,12 @@ class OperationCodec:
 
     def is_synced_class(self, topic: str) -> bool:
         """Whether writes wait for a sync by their class. Others do so only now and then, such as when a topic is created."""
-        log = self._engine.shard.published.get(topic)
+        log = self._engine.shard.state.published.get(topic)
         return log is not None and log.config.durability == "fsync"
 
 
 def is_headers_only(engine: Engine, result: con.Claimed) -> bool:
-    log = engine.shard.published.get(result.topic) if result.consumer else None
+    log = engine.shard.state.published.get(result.topic) if result.consumer else None
     if log is None or log.consumers is None:
         return False
     consumer = log.consumers.find(result.consumer)

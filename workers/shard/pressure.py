@@ -27,7 +27,7 @@ class ShardPressure:
         self._checkpointer = engine.checkpointer
         self._now_us = now_us
         self._pressure = Pressure()
-        engine.shard.measures = self._pressure.measures
+        engine.shard.delivery.measures = self._pressure.measures
         self._fronts: dict[bytes, tuple[float, int]] = {}  # pressure, time of the report
         self._sync_began_us: int | None = None
         self._picks = self._waited_ms = 0  # of the scheduler, at the last sample
@@ -65,7 +65,9 @@ class ShardPressure:
     @property
     def wake_at_us(self) -> int | None:
         at_ms = self._pressure.wake_at_ms
-        if at_ms is None and (self._fronts or self._sync_began_us is not None or self._shard.backlog):
+        if at_ms is None and (
+            self._fronts or self._sync_began_us is not None or self._shard.delivery.backlog
+        ):
             return self._now_us() + 100_000
         return at_ms * 1000 if at_ms is not None else None
 
@@ -73,7 +75,7 @@ class ShardPressure:
         pressure = self._pressure
         if not pressure.is_due(now_us // 1000):
             return
-        scheduler = self._shard.scheduler
+        scheduler = self._shard.delivery.scheduler
         picks, waited_ms = scheduler.picks - self._picks, scheduler.waited_ms - self._waited_ms
         self._picks, self._waited_ms = scheduler.picks, scheduler.waited_ms
         began_us = self._sync_began_us
@@ -82,7 +84,7 @@ class ShardPressure:
             self._fronts = {front: report for front, report in self._fronts.items() if report[1] > oldest_us}
         pressure.sample(
             now_us // 1000,
-            backlog=self._shard.backlog,
+            backlog=self._shard.delivery.backlog,
             wait_ms=waited_ms / picks if picks else 0.0,
             sync_ms=(now_us - began_us) / 1000 if began_us is not None else 0.0,
             log_share=self._checkpointer.log_share,

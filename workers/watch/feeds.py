@@ -105,12 +105,12 @@ class Feeds:
     # -- followers -----------------------------------------------------------------------------------------
 
     def follow(self, peer: bytes, number: int, topic: str, follow: Follow) -> None:
-        log = self._shard.loaded_topic(topic)
+        log = self._shard.state.loaded_topic(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
             raise Throttled("too many feeds of one front", limit="feeds", max=FEEDS_PER_FRONT_MAX)
         is_known = log.unsynced_heads is not None
         if follow.options.strong:
-            self._shard.track_synced_head(log)
+            self._shard.state.track_synced_head(log)
         head = self._head(log, follow.options)
         feed = Feed(peer, number, topic, log.id, follow.options, head)
         feed.is_early = not is_known and head < log.view.head
@@ -188,23 +188,23 @@ class Feeds:
             standing=True,
             synced=options.strong,
         )
-        log = self._shard.published.get(requester.topic)
+        log = self._shard.state.published.get(requester.topic)
         if log is None:
             requester.token, requester.unseen = self._ask_engine(peer, requester, command), command
             return
         requester.token = self._ask_engine(peer, requester, None)  # type: ignore[arg-type]
-        self._shard.park(requester.token, command, log, position)
+        self._shard.reads.park(requester.token, command, log, position)
         at_head = position == self._head(log, options) == log.view.head
         if not at_head or log.expiring:
-            self._shard.waiters_due[log.id] = log  # the scheduler decides when it is read
+            self._shard.state.waiters_due[log.id] = log  # the scheduler decides when it is read
 
     def _withdraw(self, requester: Feed | FeedGroup) -> None:
         if requester.unseen is not None:
             requester.unseen.standing = False  # or it would wait forever, should the engine see it only now
             requester.unseen = None
-        log = self._shard.published.get(requester.topic)
+        log = self._shard.state.published.get(requester.topic)
         if requester.token is not None and log is not None:
-            self._shard.unpark(requester.token, log)
+            self._shard.reads.unpark(requester.token, log)
         requester.token = None
 
     def on_result(self, requester: Feed | FeedGroup, token: Any, result: object) -> None:
@@ -216,7 +216,7 @@ class Feeds:
             self._fail(requester, result)
             return
         assert isinstance(result, cmd.Page)
-        log = self._shard.published.get(requester.topic)
+        log = self._shard.state.published.get(requester.topic)
         if log is None or log.id != requester.topic_id:
             self._fail(requester, TopicNotFound(requester.topic))
             return
@@ -261,7 +261,7 @@ class Feeds:
         """Render a page once for all fronts with the same feed."""
         if not page.seqs:
             return b""
-        log = self._shard.published.get(page.topic)
+        log = self._shard.state.published.get(page.topic)
         key = (log.id if log is not None else 0, page.seqs[0], page.seqs[-1], options)
         text = self._rendered.get(key)
         if text is None:
@@ -320,7 +320,7 @@ class Feeds:
 
     def _read_on(self, group: FeedGroup) -> None:
         """Begin the next read of a group if a member has room."""
-        log = self._shard.published.get(group.topic)
+        log = self._shard.state.published.get(group.topic)
         if log is not None and log.id != group.topic_id:
             self._fail(group, TopicNotFound(group.topic))  # recreated while no member had room
         elif group.token is None and not self._is_rejoining(group) and any(m.has_room for m in group.members):
@@ -383,7 +383,7 @@ class Feeds:
     def load_groups(self, rows: list[GroupRow]) -> None:
         for row in rows:
             topic, topic_id, name, cursor = row
-            log = self._shard.published.get(topic)
+            log = self._shard.state.published.get(topic)
             if log is not None and log.id == topic_id and len(self._groups) < GROUPS_MAX:
                 group = FeedGroup(topic, topic_id, name, min(cursor, log.view.head), restored=True)
                 group.empty_since_ms = self._now_ms()

@@ -85,8 +85,8 @@ class JobStreams:
         self._unacked_bytes: dict[bytes, int] = {}
         self._to_refill: dict[JobStream, None] = {}  # streams that may have room for more jobs
         self._claims_asked = 0  # since the last turn
-        self._shard.on_settled = self._settled
-        self._shard.is_followed = self._is_followed
+        self._shard.leases.on_settled = self._settled
+        self._shard.leases.is_followed = self._is_followed
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.OPEN_JOBS: self._on_open,
             wire.JOBS_ACK: self._on_ack,
@@ -231,10 +231,12 @@ class JobStreams:
         self._claims_asked += 1
 
     def _room(self, stream: JobStream) -> int:
-        log = self._shard.published.get(stream.topic)
+        log = self._shard.state.published.get(stream.topic)
         if log is None:
             return 1  # the claim will fail, and end the stream
-        return stream.options.max - self._shard.leases_of(log, stream.options.consumer, stream.connection)
+        return stream.options.max - self._shard.leases.leases_of(
+            log, stream.options.consumer, stream.connection
+        )
 
     def _push(self, stream: JobStream, claimed: con.Claimed) -> None:
         try:

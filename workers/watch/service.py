@@ -112,7 +112,7 @@ class WatchService:
         self._saved_ms = 0
         self._has_failed = False  # the last save
         self._has_more = False  # changes that did not fit into the last save
-        engine.shard.events.topic_published.append(self._created)
+        engine.shard.state.events.topic_published.append(self._created)
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.FIND: self._on_find,
             wire.FOLLOW: self._on_follow,
@@ -198,14 +198,14 @@ class WatchService:
         self, patterns: list[str], prefixes: list[str] | None, done: Callable[[dict[str, list[int]]], None]
     ) -> None:
         search = NameSearch(patterns, prefixes, STREAM_TOPICS_MAX, done)
-        self._searches.append(lambda: search.step(self._engine.shard.names))
+        self._searches.append(lambda: search.step(self._engine.shard.state.names))
 
     def _add_found(self, search: TopicSearch, rows: deque[tuple[str, list[int]]]) -> bool:
         """Add the state of some of the topics found. True: these were the last."""
         for _ in range(min(TOPICS_PER_STEP, len(rows))):
             name, patterns = rows.popleft()
-            if name in self._engine.shard.published:  # else it was dropped meanwhile
-                log = self._engine.shard.loaded_topic(name)
+            if name in self._engine.shard.state.published:  # else it was dropped meanwhile
+                log = self._engine.shard.state.loaded_topic(name)
                 if log.inflows:  # it may have to catch up first
                     search.left += 1
                     search.patterns[name] = patterns

@@ -166,7 +166,7 @@ def _ask(rig: Rig, op: int, topic: str, body: bytes, args: wire.Args, flags: int
 def _state(rig: Rig) -> list[object]:
     """What a refused request may not change."""
     rows = []
-    for name, log in sorted(rig.core.engine.shard.published.items()):
+    for name, log in sorted(rig.core.engine.shard.state.published.items()):
         view = log.view
         rows.append(
             (name, log.config, view.head, view.first_seq, view.count, view.bytes, log.next_seq, log.count)

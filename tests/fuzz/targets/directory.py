@@ -64,7 +64,7 @@ class Said:
     """What the start said of the damage, and so what may be missing."""
 
     def __init__(self, h: Harness, changed: dict[str, bytes | None]) -> None:
-        self.read_only = h.engine.shard.read_only is not None
+        self.read_only = h.engine.shard.state.read_only is not None
         # Rot in the newest entries looks like a write that a power cut stopped: docs/fuzzing.md.
         self.cut = any(path.endswith(".log") for path in changed)
         self.aside = h.disk.exists("lost+found")
@@ -74,7 +74,7 @@ def judge(h: Harness, image: Image, changed: dict[str, bytes | None]) -> None:
     """What a damaged directory may give: the truth, with holes that are announced."""
     said = Said(h, changed)
     for topic, written in image.written.items():
-        log = h.engine.shard.published.get(topic)
+        log = h.engine.shard.state.published.get(topic)
         if log is None:
             assert said.read_only or said.cut or said.aside, f"{topic} is gone without a word"
             continue

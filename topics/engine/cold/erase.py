@@ -16,8 +16,8 @@ from topics.engine.cold.merge.service import MergeService
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.staging import CONTROL_BYTES
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
+from topics.engine.shard.state import CONTROL_BYTES
 from topics.engine.storage import frames
 from topics.engine.storage.files import read_exact
 from topics.engine.storage.index import Chunk, Rows
@@ -64,7 +64,7 @@ class ColdEraser:
         prefix = f"{self._reader.topic_dir(log.id)}/"
         for _ in range(ERASE_ROUNDS):
             if log.is_unloaded and not log.dropped:
-                self._shard.loader(log)
+                self._shard.state.loader(log)
                 yield WaitSynced(0)
             keys = yield _run(lambda: self._list_again(prefix))
             current = {
@@ -112,15 +112,15 @@ class ColdEraser:
         yield WaitUntil(lambda: not self._checkpointer.capturing)
         if log.dropped or chunk.meta is not meta or chunk not in log.chunks:
             return  # the next round removes both
-        if not shard.has_room(CONTROL_BYTES):
+        if not shard.state.has_room(CONTROL_BYTES):
             raise OSError(ENOSPC, "no room in the log")
         swapped = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost, COLD]
-        shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swapped))
+        shard.state.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.state.now_ms, swapped))
         # Before any yield: a checkpoint that starts now must see the new generation.
         self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
         self._checkpointer.delete_later(log.id, meta)
-        shard.touched[log.id] = log
-        shard.counters["swaps"] += 1
+        shard.state.touched[log.id] = log
+        shard.state.counters["swaps"] += 1
         yield WaitSynced(0)
 
         def clear() -> None:

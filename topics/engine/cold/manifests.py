@@ -17,7 +17,7 @@ from topics.api.errors import Corrupt, SnapshotNotFound, Throttled, TopicsError
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.frames import DELETED
 from topics.engine.storage.manifest import (
@@ -147,10 +147,10 @@ class Manifests:
 
     def export(self, log: TopicLog) -> Generator[Step, Any, Manifest]:
         """Write a manifest of the topic's current state."""
-        self._shard.upkeep_now(log)
+        self._shard.state.upkeep_now(log)
         yield WaitSynced(0)  # until expirations and losses found by upkeep or loading are published
         while log.is_unloaded:
-            self._shard.loader(log)
+            self._shard.state.loader(log)
             yield WaitSynced(0)
         self.due.pop(log.id, None)
         signature = _signature(cold_metas(log))
@@ -175,7 +175,7 @@ class Manifests:
             if chunk.meta is not None and chunk.first_seq in listed
         ]
         return _Captured(
-            log.id, log.name, self.next_number(log.id), shard.now_ms, shard.written_lsn,
+            log.id, log.name, self.next_number(log.id), shard.state.now_ms, shard.state.written_lsn,
             min(view.first_seq, view.head + 1), view.head, view.config.ttl_ms, list(view.losses), log.merges, segments,
         )  # fmt: skip
 
@@ -268,7 +268,7 @@ class Manifests:
         manifest = yield from self.export(log)
         snapshot_id = f"{self._disk.random_u64():016x}"
         names = frozenset((one.first_seq, one.generation) for one in manifest.segments)
-        pin = _ActivePin(manifest.number, self._shard.now_ms + ttl_ms, names)
+        pin = _ActivePin(manifest.number, self._shard.state.now_ms + ttl_ms, names)
         # Before it is in the store: segments replaced in the meantime must be kept.
         self._keep(log.id, snapshot_id, pin)
         try:
@@ -280,7 +280,7 @@ class Manifests:
 
     def renew(self, log: TopicLog, snapshot_id: str, ttl_ms: int) -> Generator[Step, Any, int]:
         pin = self._find(log.id, snapshot_id)
-        renewed = _ActivePin(pin.manifest, self._shard.now_ms + ttl_ms, pin.names)
+        renewed = _ActivePin(pin.manifest, self._shard.state.now_ms + ttl_ms, pin.names)
         yield from self._put_pin(log.id, snapshot_id, renewed)
         self._keep(log.id, snapshot_id, renewed)
         return renewed.expires_at_ms
@@ -291,7 +291,7 @@ class Manifests:
 
     def expire(self) -> Steps:
         """Remove expired pins."""
-        now_ms = self._shard.now_ms
+        now_ms = self._shard.state.now_ms
         ended = [
             (topic_id, snapshot_id)
             for topic_id, pins in self._pins.items()
@@ -303,7 +303,7 @@ class Manifests:
 
     def _find(self, topic_id: int, snapshot_id: str) -> _ActivePin:
         pin = self._pins.get(topic_id, {}).get(snapshot_id)
-        if pin is None or pin.expires_at_ms <= self._shard.now_ms:
+        if pin is None or pin.expires_at_ms <= self._shard.state.now_ms:
             raise SnapshotNotFound(snapshot_id)
         return pin
 
@@ -348,7 +348,7 @@ class Manifests:
             if snapshot_id is None:
                 continue
             pin = yield Blocking(COLD_IO_KIND, partial(self._read_pin, directory, name))
-            if pin is None or pin.expires_at_ms <= self._shard.now_ms:
+            if pin is None or pin.expires_at_ms <= self._shard.state.now_ms:
                 stale.append(f"{directory}/{name}")
             else:
                 self._keep(topic_id, snapshot_id, pin)

@@ -33,8 +33,8 @@ from topics.engine.core.pacing import GrowthRate, PacedWork, RateLimit
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.staging import EraseRequest
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
+from topics.engine.shard.state import EraseRequest
 from topics.engine.storage.files import is_out_of_resources, read_exact, read_file, xxh
 from topics.engine.storage.index import Chunk
 from topics.engine.storage.layout import COLD_ID_NAME
@@ -98,8 +98,8 @@ class Relocator:
         self._damaged: set[tuple[int, int, int]] = set()  # damaged segments, which stay on the hot tier
         self._pause_ms = 0
         self._retry_ms = 0  # no task starts before this time
-        self._growth = GrowthRate(shard.clock, lambda: shard.counters["bytes_written"])
-        self.pace = RateLimit(shard.clock, self._rate)
+        self._growth = GrowthRate(shard.state.clock, lambda: shard.state.counters["bytes_written"])
+        self.pace = RateLimit(shard.state.clock, self._rate)
         self.erasing: TopicLog | None = None  # topic whose segments are being rewritten
         self.problem = ""  # why the last attempt failed
         if store is not None:
@@ -115,7 +115,7 @@ class Relocator:
     def start(self, loader: Loader) -> None:
         """Collect candidates after recovery, using the segments in the snapshot."""
         self.loader = loader
-        for log in self._shard.by_id.values():
+        for log in self._shard.state.by_id.values():
             metas = self._metas_of(log)
             self._checkpointer.usage.set(log.id, metas)
             if self._store is not None and self._surplus(metas):
@@ -123,7 +123,7 @@ class Relocator:
 
     @property
     def has_work(self) -> bool:
-        if self._store is None or self._shard.read_only is not None or self.loader is None:
+        if self._store is None or self._shard.state.read_only is not None or self.loader is None:
             return False
         own = (
             self._erases
@@ -177,7 +177,7 @@ class Relocator:
         self.problem = ""
 
     def _count(self, name: str) -> None:
-        self._shard.counters[name] = self._shard.counters.get(name, 0) + 1
+        self._shard.state.counters[name] = self._shard.state.counters.get(name, 0) + 1
 
     def _run(self, work: Callable[[], object]) -> Blocking:
         return Blocking(COLD_IO_KIND, work)
@@ -224,7 +224,7 @@ class Relocator:
             # Not during an erase: a copy might contain erased records. Afterwards the topic becomes a candidate again.
             while not log.dropped and not log.erasing:
                 if log.is_unloaded:
-                    for _ in self._shard.load_slices(log):
+                    for _ in self._shard.state.load_slices(log):
                         yield None
                     candidates = None
                     yield WaitSynced(0)
@@ -264,7 +264,7 @@ class Relocator:
         The limit grows with the write rate, otherwise the hot tier would grow forever. There is none while disk space is low.
         """
         bound, shard = self._config.relocate_bytes_per_s, self._shard
-        if not bound or shard.low_space or shard.disk_full or self._has_urgent_task:
+        if not bound or shard.state.low_space or shard.state.disk_full or self._has_urgent_task:
             return 0
         return max(bound, limits.MOVES_PER_GROWTH * self._growth.per_s)
 
@@ -311,7 +311,7 @@ class Relocator:
         copies.discard((meta.first_seq, meta.generation))
         chunk.meta = msgspec.structs.replace(meta, tier=COLD)
         self._checkpointer.delete_hot_copy_later(log.id, chunk.meta)
-        self._shard.touched[log.id] = log
+        self._shard.state.touched[log.id] = log
         self._count("relocations")
 
     def _drop_copy(self, log: TopicLog, meta: SegmentMeta) -> Steps:
@@ -400,14 +400,17 @@ class Relocator:
 
     def _is_cold(self, topic_id: int, name: tuple[int, int]) -> bool:
         """Whether this is a current segment of its topic and in the cold tier."""
-        log = self._shard.by_id.get(topic_id)
+        log = self._shard.state.by_id.get(topic_id)
         metas = self._metas_of(log) if log is not None and not log.dropped else []
         return any((meta.first_seq, meta.generation) == name and meta.tier == COLD for meta in metas)
 
     def _is_current(self, key: str) -> bool:
         """Whether a merge has created a segment of this name since the file was found to be a leftover."""
         directory, _, name = key.rpartition("/")
-        parsed, log = parse_segment_name(name), self._shard.by_id.get(int(directory.rpartition("/")[2], 16))
+        parsed, log = (
+            parse_segment_name(name),
+            self._shard.state.by_id.get(int(directory.rpartition("/")[2], 16)),
+        )
         if parsed is None or log is None:
             return False
         return any((meta.first_seq, meta.generation) == parsed[:2] for meta in self._metas_of(log))
@@ -459,12 +462,12 @@ class Relocator:
                 topic_id = int(directory, 16)
             except ValueError:
                 continue
-            if topic_id in self._shard.owned_ids and len(directory) == 16:
+            if topic_id in self._shard.state.owned_ids and len(directory) == 16:
                 by_topic.setdefault(topic_id, []).append((key, name))
         yield from self._merge_service.load(by_topic)
         for topic_id, files in by_topic.items():
             self._may_have_files.add(topic_id)
-            log = self._shard.by_id.get(topic_id)
+            log = self._shard.state.by_id.get(topic_id)
             if log is not None and log.deferred:
                 self._unswept[topic_id] = (
                     files  # the deferred log entries may change the segments' generations
@@ -473,7 +476,7 @@ class Relocator:
             self._load_retired(topic_id, files)
             yield from self._delete_keys(self._find_leftovers(topic_id, files))
             yield None
-        for log in self._shard.by_id.values():
+        for log in self._shard.state.by_id.values():
             if log.merges.retired and log.id not in by_topic and not log.deferred:
                 log.merges = log.merges.without(log.merges.retired_names)
         self._swept = self._merge_service.is_loaded = True
@@ -482,7 +485,7 @@ class Relocator:
 
     def _load_retired(self, topic_id: int, files: list[tuple[str, str]]) -> None:
         """Load the retired segments that still have files, and schedule a manifest if there may be none for the topic."""
-        log = self._shard.by_id.get(topic_id)
+        log = self._shard.state.by_id.get(topic_id)
         if log is None:
             return
         assert self.loader is not None
@@ -499,7 +502,9 @@ class Relocator:
         Loading a topic does the same for its segments.
         """
         assert self.loader is not None
-        away = [log for log in self._shard.by_id.values() if log.stored is not None and not log.deferred]
+        away = [
+            log for log in self._shard.state.by_id.values() if log.stored is not None and not log.deferred
+        ]
         cold_segments = [
             (log, segment_path(self._reader.topic_dir(log.id), meta, "data"), meta)
             for log in away
@@ -518,10 +523,10 @@ class Relocator:
         return [self._disk.exists(path) for path in paths]
 
     def _find_leftovers(self, topic_id: int, files: list[tuple[str, str]]) -> list[str]:
-        log = self._shard.by_id.get(topic_id)
+        log = self._shard.state.by_id.get(topic_id)
         if log is None:
             # A topic that this shard has deleted, or one that it never had, whose files are left alone.
-            return [key for key, _ in files] if topic_id < self._shard.next_id else []
+            return [key for key, _ in files] if topic_id < self._shard.state.next_id else []
         assert self.loader is not None
         metas = [*self._metas_of(log), *log.dead_segments]
         in_use = {(meta.first_seq, meta.generation): meta.tier for meta in metas}
@@ -570,7 +575,7 @@ class Relocator:
 
     def _reply(self, request: EraseRequest, answer: TopicsError) -> None:
         if request.token is not None:
-            self._shard.ready.append((request.token, answer))
+            self._shard.state.ready.append((request.token, answer))
             request.token = None
 
     def _erase(self, request: EraseRequest) -> Steps:
@@ -590,7 +595,7 @@ class Relocator:
             raise
         except GeneratorExit:
             self._reply(
-                request, ShardReadOnly(self._shard.read_only or "the server is stopping", unknown=True)
+                request, ShardReadOnly(self._shard.state.read_only or "the server is stopping", unknown=True)
             )
             raise
         finally:

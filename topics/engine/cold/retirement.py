@@ -14,7 +14,7 @@ from topics.engine.cold.manifests import Manifests, Name
 from topics.engine.core.ports import SegmentStore
 from topics.engine.core.tasks import Blocking, Steps
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.storage.segment_store import COLD_IO_KIND, delete_segment
 from topics.engine.storage.segments import COLD, SegmentMeta
 from topics.engine.topic.log import TopicLog
@@ -44,7 +44,7 @@ class Retirement:
 
     def add(self, log: TopicLog, merged: Merged) -> None:
         """Retire the inputs of a merge. The existing snapshots still refer to them."""
-        due_ms = self._shard.now_ms + self._grace_ms
+        due_ms = self._shard.state.now_ms + self._grace_ms
         for inputs in merged.inputs:
             for one in inputs:
                 name = (one.first_seq, one.generation)
@@ -136,7 +136,7 @@ class Retirement:
         return name not in self._referenced.get(topic_id, ()) and not self._is_held(topic_id, name)
 
     def remove_due(self) -> Steps:
-        now_ms = self._shard.now_ms
+        now_ms = self._shard.state.now_ms
         for topic_id, due in list(self._due.items()):
             names = [
                 name
@@ -152,7 +152,7 @@ class Retirement:
                 # Not logged: a recovery from an older state finds that the files are removed.
                 for name in removed:
                     due.pop(name, None)
-                log = self._shard.by_id.get(topic_id)
+                log = self._shard.state.by_id.get(topic_id)
                 if log is not None and removed:
                     log.merges = log.merges.without(removed)
                 self._is_stale = True
@@ -167,5 +167,7 @@ class Retirement:
 
     def totals(self) -> tuple[int, int]:
         """Number of retired segments, and their bytes."""
-        logs = [self._shard.by_id[topic_id] for topic_id in self._due if topic_id in self._shard.by_id]
+        logs = [
+            self._shard.state.by_id[topic_id] for topic_id in self._due if topic_id in self._shard.state.by_id
+        ]
         return sum(log.merges.retired_segments for log in logs), sum(log.merges.retired_bytes for log in logs)

@@ -14,7 +14,7 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Lane, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.cold_blocks import ColdReads
 from topics.engine.runtime.group_commit import GroupCommit
-from topics.engine.shard.staging import EraseRequest
+from topics.engine.shard.state import EraseRequest
 from topics.engine.storage.files import is_out_of_resources
 from topics.engine.topic.log import TopicLog
 from topics.engine.upkeep.compaction import Compactor
@@ -31,7 +31,7 @@ class Background(GroupCommit):
             disk, cold, self.shard, self.reader, self.checkpointer, config, self.merge_service
         )
         self.compactor = Compactor(disk, self.shard, self.reader, self.checkpointer, config)
-        self.shard.cold = self.cold = ColdReads(cold, self.reader.cold_blocks, self._submit)
+        self.shard.state.cold = self.cold = ColdReads(cold, self.reader.cold_blocks, self._submit)
         self._task_kind = ""  # of the current task of the main lane, or of the last one while others wait
         self._checkpoint_wanted = False
         self._transactions_stopped = False
@@ -43,12 +43,12 @@ class Background(GroupCommit):
 
     def _next_task(self) -> Steps | None:
         shard = self.shard
-        if shard.read_only is not None:
+        if shard.state.read_only is not None:
             return None
         gone = self._removable()
         if gone:
             self._task_kind = "removal"
-            shard.dropped_topics = [log for log in shard.dropped_topics if log not in gone]
+            shard.state.dropped_topics = [log for log in shard.state.dropped_topics if log not in gone]
             return self.checkpointer.remove_topics(gone)
         ready = self._ready_erases()
         # A checkpoint waits for one erase at most, else constant erases would let the log grow forever. Only the final
@@ -57,7 +57,7 @@ class Background(GroupCommit):
             self._checkpoint_wanted and self._task_kind == "erase" and not self.checkpointer.closing
         ):
             self._task_kind = "erase"
-            shard.erase_requests.remove(ready[0])
+            shard.state.erase_requests.remove(ready[0])
             return erase_steps(
                 self._disk,
                 shard,
@@ -77,14 +77,14 @@ class Background(GroupCommit):
     def _removable(self) -> list[TopicLog]:
         """Dropped topics, except those with a transaction file being written."""
         at_work = {txn.log.id for txn, lane in self._transaction_lanes.items() if lane.blocked}
-        return [log for log in self.shard.dropped_topics if log.id not in at_work]
+        return [log for log in self.shard.state.dropped_topics if log.id not in at_work]
 
     def _ready_erases(self) -> list[EraseRequest]:
         """Erases that can run now. One with a waiting client runs at once; one that was deferred waits for disk space."""
         full = self._full_retry_ms is not None
         return [
             request
-            for request in self.shard.erase_requests
+            for request in self.shard.state.erase_requests
             if (request.token is not None or not full)
             and request.log not in (self.relocator.erasing, self.compactor.working_on)
         ]
@@ -94,7 +94,7 @@ class Background(GroupCommit):
         return bool(
             self._main_lane.task is not None
             or self._checkpoint_wanted
-            or (shard.dropped_topics and self._removable())
+            or (shard.state.dropped_topics and self._removable())
             or self._ready_erases()
         )
 
@@ -109,7 +109,7 @@ class Background(GroupCommit):
             if not self._main_lane.is_runnable:
                 return
             self._step(self._main_lane, None, None)
-            if self.shard.frames and self.shard.frame_bytes > limits.GROUP_BYTES_MAX:
+            if self.shard.state.frames and self.shard.state.frame_bytes > limits.GROUP_BYTES_MAX:
                 self._commit()
             self.clock.read()
             if self.clock.mono_ms - began_ms >= SLICE_MS:
@@ -133,20 +133,20 @@ class Background(GroupCommit):
     def _run_transactions(self) -> None:
         """Run one step per turn for each transaction with work, so that requests are handled in between."""
         shard = self.shard
-        if self._transactions_stopped or shard.read_only is not None:
+        if self._transactions_stopped or shard.state.read_only is not None:
             return
-        for txn in list(shard.transactions_with_work):
+        for txn in list(shard.transactions.with_work):
             if txn not in self._transaction_lanes:
-                del shard.transactions_with_work[txn]
-                self._transaction_lanes[txn] = Lane(shard.transaction_steps(txn))
+                del shard.transactions.with_work[txn]
+                self._transaction_lanes[txn] = Lane(shard.commits.transaction_steps(txn))
         for txn, lane in list(self._transaction_lanes.items()):
             if lane.is_runnable:
                 self._step(lane, None, None)
-                if shard.frame_bytes > limits.GROUP_BYTES_MAX:
+                if shard.state.frame_bytes > limits.GROUP_BYTES_MAX:
                     self._commit()
             if lane.task is None and not lane.blocked:
                 del self._transaction_lanes[txn]
-        shard.process_transaction_timers()  # last: a commit that is done by now is answered even without a wait
+        shard.transactions.process_transaction_timers()  # last: a commit that is done by now is answered even without a wait
 
     def _run_compaction(self) -> None:
         """Run steps of the compaction lane until SLICE_MS is used up or the task blocks."""
@@ -159,7 +159,7 @@ class Background(GroupCommit):
             if not lane.is_runnable:
                 return
             self._step(lane, None, None)
-            if self.shard.frames:
+            if self.shard.state.frames:
                 self._commit()
             self.clock.read()
             if self.clock.mono_ms - began_ms >= SLICE_MS:
@@ -176,7 +176,7 @@ class Background(GroupCommit):
             self._failed(lane, failure)
             return
         lane.task = task
-        if self.shard.read_only is not None:  # the step made it read-only
+        if self.shard.state.read_only is not None:  # the step made it read-only
             lane.close()
             return
         if isinstance(wanted, Blocking):
@@ -204,7 +204,7 @@ class Background(GroupCommit):
 
     def _unblocked(self, lane: Lane, value: object, error: BaseException | None) -> None:
         lane.blocked = False
-        if self.shard.read_only is not None:
+        if self.shard.state.read_only is not None:
             lane.close()
             return
         if error is not None and not isinstance(error, OSError | TopicsError):
@@ -235,11 +235,11 @@ class Background(GroupCommit):
         return times
 
     def _transaction_times(self) -> list[int]:
-        due_ms = self.shard.transactions_due_ms
+        due_ms = self.shard.transactions.transactions_due_ms
         times = [due_ms] if due_ms is not None else []
         if (
             any(lane.is_runnable for lane in self._transaction_lanes.values())
-            or self.shard.transactions_with_work.keys() - self._transaction_lanes.keys()
+            or self.shard.transactions.with_work.keys() - self._transaction_lanes.keys()
         ):
             times.append(self.clock.mono_ms)
         return times
@@ -265,7 +265,7 @@ class Background(GroupCommit):
         self._cold_stopped = self.compactor.stopped = True
         self.cold.stop()
         self.merge_service.stop()
-        self.shard.defer_commits()
+        self.shard.transactions.defer_commits()
         self._cold_lane.close()
 
     def stop_transactions(self) -> None:

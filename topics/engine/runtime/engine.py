@@ -97,13 +97,13 @@ class Engine(Background):
         self.counters["recoveries"] += 1
         self.counters["torn"] += len(self.report.torn)
         self._checkpoint_check_ms = self.clock.mono_ms + CHECKPOINT_CHECK_MS
-        self.shard.start_claims(self.wal.active.salt if self.wal.files else 0)
-        self.report.overlaps = self.shard.stored_overlaps()
+        self.shard.claims.start_claims(self.wal.active.salt if self.wal.files else 0)
+        self.report.overlaps = self.shard.claims.stored_overlaps()
         self.relocator.start(recovery.loader)
-        self.shard.start_transactions()
-        self.shard.load_steps = recovery.loader.steps
+        self.shard.transactions.start_transactions()
+        self.shard.state.load_steps = recovery.loader.steps
         self.compactor.start()
-        if self.shard.read_only is None:
+        if self.shard.state.read_only is None:
             self._request_spare()
 
     # -- turns ---------------------------------------------------------------------------------------------
@@ -114,25 +114,33 @@ class Engine(Background):
         shard = self.shard
         self.reader.cold_blocks.trim()  # reads that waited for cold blocks have used them in the last turn
         self._begin_group()
-        shard.begin_turn(self.clock.read(), busy=bool(requests or shard.long or shard.upkeep))
+        shard.state.begin_turn(
+            self.clock.read(), busy=bool(requests or shard.state.long or shard.state.upkeep)
+        )
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
             self.reader.forget_checks()
         if self.config.min_free_bytes and self.clock.mono_ms >= self._space_check_ms:
             self._check_free_space()
-        if shard.upkeep:
-            for _ in shard.upkeep.run_slices():
-                if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
+        if shard.state.upkeep:
+            for _ in shard.state.upkeep.run_slices():
+                if (
+                    shard.state.frame_bytes > limits.GROUP_BYTES_MAX
+                    or shard.state.frame_count > limits.GROUP_FRAMES_MAX
+                ):
                     self._commit()
-        handle = shard.handle
+        handle = shard.state.handle
         for token, command in requests:
-            if shard.frame_bytes > limits.GROUP_BYTES_MAX or shard.frame_count > limits.GROUP_FRAMES_MAX:
+            if (
+                shard.state.frame_bytes > limits.GROUP_BYTES_MAX
+                or shard.state.frame_count > limits.GROUP_FRAMES_MAX
+            ):
                 self._commit()
             handle(token, command)
-        if shard.long:
-            shard.long.run_slices()
-        if shard.pruning:
-            shard.run_pruning()
+        if shard.state.long:
+            shard.state.long.run_slices()
+        if shard.state.pruning:
+            shard.leases.run_pruning()
         self._commit()
         return self._finish_turn()
 
@@ -149,7 +157,7 @@ class Engine(Background):
             return Outcome([], [], self._wake_at_ms())
         self.reader.cold_blocks.trim()
         self._begin_group()
-        self.shard.begin_turn(self.clock.read(), busy=False)
+        self.shard.state.begin_turn(self.clock.read(), busy=False)
         job.done(job.value, error)
         self._commit()
         return self._finish_turn()
@@ -161,20 +169,20 @@ class Engine(Background):
             self._run_background()
         if self._cold_store is not None:
             self._run_cold()
-        if shard.transactions:
+        if shard.transactions.open:
             self._run_transactions()
         if self.compactor.has_work or self._compaction_lane.task is not None:
             self._run_compaction()
-        if shard.is_due(self.clock.mono_ms):
-            shard.deliver()
-        if shard.ops or shard.frames:
+        if shard.delivery.is_due(self.clock.mono_ms):
+            shard.delivery.deliver()
+        if shard.state.ops or shard.state.frames:
             self._commit()
         self._schedule_sync()
         if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
             self._retry_when_full()
         if self.config.verify:
             self.check_invariants()
-        replies, shard.ready = shard.ready, []
+        replies, shard.state.ready = shard.state.ready, []
         jobs, self._jobs = self._jobs, []
         self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
         return Outcome(replies, jobs, self._wake_at_ms())
@@ -182,7 +190,7 @@ class Engine(Background):
     def _retry_when_full(self) -> None:
         self._full_retry_ms = None
         # A checkpoint may free log files.
-        self._checkpoint_wanted = bool(self.shard.touched) or self.checkpointer.would_free_space()
+        self._checkpoint_wanted = bool(self.shard.state.touched) or self.checkpointer.would_free_space()
         released = self.reserve.for_checkpoint
         is_free = self._checkpoint_wanted and not self._spare_running
         if released and is_free and self.checkpointer.fits_in(released):
@@ -218,31 +226,31 @@ class Engine(Background):
     def _wake_at_ms(self) -> int | None:
         """The earliest time at which something is due without a request."""
         times: list[int] = []
-        if self.shard.waiter_heap:
-            times.append(self.shard.waiter_heap[0][0])
-        if self.shard.long or self.shard.upkeep:
+        if self.shard.state.waiter_heap:
+            times.append(self.shard.state.waiter_heap[0][0])
+        if self.shard.state.long or self.shard.state.upkeep:
             times.append(self.clock.mono_ms)
-        deliver_at_ms = self.shard.deliver_at_ms
+        deliver_at_ms = self.shard.delivery.deliver_at_ms
         if deliver_at_ms is not None:
             times.append(deliver_at_ms)
-        if self.shard.read_only is not None:
+        if self.shard.state.read_only is not None:
             return min(times, default=None)  # read-only: no claims, syncs, background work or retries
-        claims_due_ms = self.shard.claims_due_ms
+        claims_due_ms = self.shard.claims.claims_due_ms
         if claims_due_ms is not None:
             times.append(claims_due_ms)
-        if self.shard.pruning:
+        if self.shard.state.pruning:
             times.append(self.clock.mono_ms)
         if self._unsynced_since_ms is not None and not self._sync_running:
             times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
             if self._parked:
-                times.append(self._parked_since_ms + self.shard.measures.window_ms)
+                times.append(self._parked_since_ms + self.shard.delivery.measures.window_ms)
         if self._full_retry_ms is not None:
             times.append(self._full_retry_ms)
         if self._main_lane.is_runnable or (self._main_lane.task is None and self._has_background_work()):
             times.append(self.clock.mono_ms)
-        if self.shard.touched or self.checkpointer.has_hot_copies:
+        if self.shard.state.touched or self.checkpointer.has_hot_copies:
             times.append(self._checkpoint_check_ms)
-        if self.shard.transactions and not self._transactions_stopped:
+        if self.shard.transactions.open and not self._transactions_stopped:
             times += self._transaction_times()
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
@@ -263,13 +271,13 @@ class Engine(Background):
         self.stop_transactions()
         total = Outcome()
         while True:
-            for long in self.shard.long.end():
+            for long in self.shard.state.long.end():
                 error = Stopping("the server is stopping; retry after it has restarted", **long.outcome)
-                self.shard.ready.append((long.token, error))
-            self.shard.end_pruning()
+                self.shard.state.ready.append((long.token, error))
+            self.shard.leases.end_pruning()
             self._drain(self.turn([]), total)
             # Requests that wait for a topic's upkeep resume when that is done, perhaps as long commands.
-            if not (self.shard.upkeep or self.shard.long or self.shard.pruning):
+            if not (self.shard.state.upkeep or self.shard.state.long or self.shard.state.pruning):
                 break
         self._compaction_lane.close()
         self.checkpointer.closing = True
@@ -294,8 +302,8 @@ class Engine(Background):
                 except OSError as failure:
                     error = failure
                 queue.append(self.finish(job, error))
-            if not queue and self.shard.read_only is None and self._has_background_work():
+            if not queue and self.shard.state.read_only is None and self._has_background_work():
                 queue.append(self.turn([]))
 
     def check_invariants(self) -> None:
-        self.shard.check_invariants()
+        self.shard.state.check_invariants()

@@ -9,18 +9,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from typing import get_args
 
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Conflict, ShardReadOnly
 from topics.engine.cold.merge.service import MergeService
+from topics.engine.commands.merges import MergeCommand
 from topics.engine.commands.topics import Append, Change
 from topics.engine.core.clock import EngineClock
 from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.core.tasks import Lane
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.appends import frame_bytes_at_most
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.shard.transactions import Transaction
 from topics.engine.storage.files import is_full, is_out_of_resources
 from topics.engine.storage.reserve import RESERVE_NAME, Reserve
@@ -47,15 +49,14 @@ class GroupCommit(ABC):
         self.wal = Wal(disk, f"{config.shard_dir}/wal", shard=config.shard, file_bytes=config.wal_file_bytes)
         self.reserve = Reserve(disk, f"{config.shard_dir}/{RESERVE_NAME}", config.reserve_bytes)
         self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
-        self.shard = Shard(config, self.clock, self.reader, disk.boot_id())
-        self.shard.make_room = self._make_room
-        self.shard.disk = disk
-        self.counters = self.shard.counters
+        self.shard = Shard(config, self.clock, self.reader, disk)
+        self.shard.state.make_room = self._make_room
+        self.counters = self.shard.state.counters
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
         self.merge_service = MergeService(disk, cold, self.shard, self.reader, self.checkpointer, config)
-        self.shard.merge = self.merge_service.handle
+        self.shard.state.handlers |= dict.fromkeys(get_args(MergeCommand), self.merge_service.handle)
         self._parked: dict[int, list[Op]] = {}  # lsn → ops to publish once the log is synced up to it
         self._parked_since_ms = 0  # since when the oldest of them waits for a sync to start
         self._sync_running = False
@@ -88,14 +89,16 @@ class GroupCommit(ABC):
 
     def _begin_group(self) -> None:
         wal = self.wal
-        if not wal.files or self.shard.read_only is not None:
+        if not wal.files or self.shard.state.read_only is not None:
             return
-        self.shard.log_full = self.checkpointer.log_share >= 1
+        self.shard.state.log_full = self.checkpointer.log_share >= 1
         active = wal.files[-1]
         room = active.capacity - active.position
         if wal.spare is not None:
             room = max(room, wal.spare.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES)
-        self.shard.begin_group(active.number, active.position + ENVELOPE_BYTES, room - ENVELOPE_BYTES - 8)
+        self.shard.state.begin_group(
+            active.number, active.position + ENVELOPE_BYTES, room - ENVELOPE_BYTES - 8
+        )
 
     def prepare_room(self, command: Append) -> bool:
         """Whether a large write may be handled now: it fits an existing log file, or waiting would not help.
@@ -106,15 +109,15 @@ class GroupCommit(ABC):
         size = frame_bytes_at_most(
             records, command.idempotency_key, sum(map(len, records.payloads)), per_tag=True
         )
-        is_stuck = shard.disk_full or shard.low_space or shard.read_only is not None
-        if shard.frame_bytes + size <= shard.room_bytes or is_stuck:
+        is_stuck = shard.state.disk_full or shard.state.low_space or shard.state.read_only is not None
+        if shard.state.frame_bytes + size <= shard.state.room_bytes or is_stuck:
             return True
         self._request_spare(_file_bytes(size) + limits.MIB)  # some extra: other writes may come first
         return False
 
     def _make_room(self, size: int) -> bool:
         """Create a spare log file that fits a group of `size` bytes; the commit then moves the group there."""
-        if self.shard.read_only is not None:
+        if self.shard.state.read_only is not None:
             return False
         try:
             file = self.wal.make_file(self.wal.take_number(), max(_file_bytes(size), self.wal.file_bytes))
@@ -125,7 +128,9 @@ class GroupCommit(ABC):
             self._fail_shard(f"a log file could not be created: {error}")
             raise ShardReadOnly(str(error)) from error
         unused, self.wal.spare = self.wal.spare, file
-        self.shard.room_bytes = file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
+        self.shard.state.room_bytes = (
+            file.capacity - FILE_HEADER_BYTES - START_ENVELOPE_BYTES - ENVELOPE_BYTES - 8
+        )
         if unused is not None:
             with suppress(OSError):  # it is empty; the next start removes it
                 self.checkpointer.remove_log_file(unused)
@@ -134,14 +139,14 @@ class GroupCommit(ABC):
     def _commit(self) -> None:
         """Write the staged group as one envelope; publish ops that need no sync, park the others."""
         shard = self.shard
-        if not shard.frames and not shard.ops:
+        if not shard.state.frames and not shard.state.ops:
             return
-        ops = shard.ops
+        ops = shard.state.ops
         lsn = 0
-        if shard.frames:
+        if shard.state.frames:
             may_survive = False
             try:
-                if shard.frame_bytes + ENVELOPE_BYTES > self.wal.active.remaining:
+                if shard.state.frame_bytes + ENVELOPE_BYTES > self.wal.active.remaining:
                     self._rotate()
                 may_survive = True
                 lsn = self._write_group()
@@ -149,12 +154,12 @@ class GroupCommit(ABC):
                 reason = f"the log could not be written: {error}"
                 self._fail_shard(reason, log_failed=True, group_may_survive=may_survive)
                 return
-        shard.committed(lsn)
-        shard.written_lsn, shard.publishing_lsn = self.wal.last_lsn, lsn
+        shard.state.committed(lsn)
+        shard.state.written_lsn, shard.state.publishing_lsn = self.wal.last_lsn, lsn
         for op in ops:
             log = op.log
             if op.unordered:
-                self.shard.publish(op)
+                self.shard.state.publish(op)
                 continue
             if op.sync and self.wal.last_lsn > self.wal.synced_lsn:
                 gate = lsn or self.wal.last_lsn
@@ -162,7 +167,7 @@ class GroupCommit(ABC):
             elif log.gate_lsn > self.wal.synced_lsn and log.pending > 1:
                 pass  # waits for the topic's earlier ops
             else:
-                self.shard.publish(op)
+                self.shard.state.publish(op)
                 continue
             if not self._parked and not self._sync_running:
                 self._parked_since_ms = self.clock.mono_ms
@@ -171,12 +176,12 @@ class GroupCommit(ABC):
 
     def _write_group(self) -> int:
         shard = self.shard
-        body = b"".join(shard.frames)
+        body = b"".join(shard.state.frames)
         lsn = self.wal.append(body)
-        self.reader.tail_cache.add(shard.file_number, shard.frame_offset, body)
+        self.reader.tail_cache.add(shard.state.file_number, shard.state.frame_offset, body)
         counters = self.counters
         counters["batches"] += 1
-        counters["frames"] += shard.frame_count
+        counters["frames"] += shard.state.frame_count
         counters["bytes_written"] += len(body) + ENVELOPE_BYTES
         if self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
@@ -189,7 +194,7 @@ class GroupCommit(ABC):
         wal.spare = None
         wal.begin_file(file, self.clock.now_ms)
         self.reader.wal_handles[file.number] = file.handle
-        self.shard.move_group(file.number, wal.next_frame_offset)
+        self.shard.state.move_group(file.number, wal.next_frame_offset)
         self.counters["rotations"] += 1
         self._request_spare()
 
@@ -202,7 +207,7 @@ class GroupCommit(ABC):
         """
         has_spare = self.wal.spare is not None and self.wal.spare.capacity >= capacity
         has_all = has_spare and self.reserve.is_complete
-        if self._spare_running or has_all or self.shard.read_only is not None:
+        if self._spare_running or has_all or self.shard.state.read_only is not None:
             return
         self._spare_running = True
         number = None if has_spare else self.wal.take_number()
@@ -228,7 +233,7 @@ class GroupCommit(ABC):
             else:  # a newer file was created synchronously since, and log files must have ascending numbers
                 self.checkpointer.remove_log_file(file)
                 self._request_spare()
-            self.shard.disk_full = False
+            self.shard.state.disk_full = False
             self._begin_group()
         elif is_out_of_resources(error):
             self._note_full(error)
@@ -240,7 +245,7 @@ class GroupCommit(ABC):
 
         Retried every FULL_RETRY_MS.
         """
-        self.shard.disk_full = self.wal.spare is None
+        self.shard.state.disk_full = self.wal.spare is None
         counter = "disk_full" if is_full(error) else "out_of_resources"
         self.counters[counter] = self.counters.get(counter, 0) + 1
         self._full_retry_ms = self.clock.mono_ms + FULL_RETRY_MS
@@ -254,21 +259,27 @@ class GroupCommit(ABC):
             return  # the next write will report it
         self.free_bytes = free
         low = free < self.config.min_free_bytes
-        if low and not self.shard.low_space:
+        if low and not self.shard.state.low_space:
             self.counters["low_space"] = self.counters.get("low_space", 0) + 1
-        self.shard.low_space = low
+        self.shard.state.low_space = low
 
     # -- sync ----------------------------------------------------------------------------------------------
 
     def _schedule_sync(self) -> None:
         """Start a sync if replies wait for one; writes that arrive while it runs are covered by the next."""
-        if self._sync_running or self.shard.read_only is not None or self.wal.last_lsn == self.wal.synced_lsn:
+        if (
+            self._sync_running
+            or self.shard.state.read_only is not None
+            or self.wal.last_lsn == self.wal.synced_lsn
+        ):
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
         due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
-        held_ms = now_ms - self._parked_since_ms if self._parked and self.shard.measures.window_ms else 0
-        if not due and not (self._parked and held_ms >= self.shard.measures.window_ms):
+        held_ms = (
+            now_ms - self._parked_since_ms if self._parked and self.shard.delivery.measures.window_ms else 0
+        )
+        if not due and not (self._parked and held_ms >= self.shard.delivery.measures.window_ms):
             return
         files, lsn = self.wal.begin_sync()
         self._sync_running = True
@@ -288,19 +299,19 @@ class GroupCommit(ABC):
         if error is not None:
             self._fail_shard(f"the log could not be synced: {error}", log_failed=True)
             return
-        if self.shard.read_only is not None:
+        if self.shard.state.read_only is not None:
             return
         assert isinstance(lsn, int)
         self.counters["syncs"] += 1
         self.wal.synced_lsn = max(self.wal.synced_lsn, lsn)
-        self.shard.synced(lsn)
+        self.shard.state.synced(lsn)
         while self._parked:
             gate = next(iter(self._parked))
             if gate > lsn:
                 break
-            self.shard.publishing_lsn = gate
+            self.shard.state.publishing_lsn = gate
             for op in self._parked.pop(gate):
-                self.shard.publish(op)
+                self.shard.state.publish(op)
         if self.wal.last_lsn > lsn and self._unsynced_since_ms is None:
             self._unsynced_since_ms = self.clock.mono_ms
         for lane in self._lanes:
@@ -316,51 +327,51 @@ class GroupCommit(ABC):
         outcome is unknown. Changes that were only staged are refused; they have no effect.
         """
         shard = self.shard
-        if shard.read_only is not None:
+        if shard.state.read_only is not None:
             return
-        shard.read_only = reason
+        shard.state.read_only = reason
         logged = [op for ops in self._parked.values() for op in ops]
-        staged = shard.ops
+        staged = shard.state.ops
         if group_may_survive:
             logged, staged = logged + staged, []
         self._parked = {}
         self._reject_ops(logged, ShardReadOnly(reason, unknown=True))
         self._reject_ops(staged, ShardReadOnly(reason))
-        for request in shard.erase_requests:
+        for request in shard.state.erase_requests:
             if request.token is not None:
-                shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
-        shard.erase_requests = []
-        shard.fail_transactions(reason)
+                shard.state.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
+        shard.state.erase_requests = []
+        shard.transactions.fail_transactions(reason)
         for lane in self._lanes:
             if not lane.blocked:  # else when its job ends, which is running on another thread
                 lane.close()
         self.merge_service.refuse(ShardReadOnly(reason, unknown=True))
-        topics, size = len(shard.staged), shard.bytes_live
-        shard.discard_staged()
-        shard.topics_unknown = max(0, topics - len(shard.staged))
-        shard.bytes_unknown = max(0, size - shard.bytes_live)
+        topics, size = len(shard.state.staged), shard.state.bytes_live
+        shard.state.discard_staged()
+        shard.state.topics_unknown = max(0, topics - len(shard.state.staged))
+        shard.state.bytes_unknown = max(0, size - shard.state.bytes_live)
         if log_failed:
             self.checkpointer.write_latch_file()
         for op in logged + staged:
             if op.command is not None and not isinstance(op.command, Change):
-                shard.handle(op.token, op.command)  # a read: answered from published state
-        for long in shard.long.end():
+                shard.state.handle(op.token, op.command)  # a read: answered from published state
+        for long in shard.state.long.end():
             if isinstance(long.command, Change):
-                shard.ready.append((long.token, ShardReadOnly(reason, unknown=True)))
+                shard.state.ready.append((long.token, ShardReadOnly(reason, unknown=True)))
             else:
-                shard.handle(long.token, long.command)
+                shard.state.handle(long.token, long.command)
 
     def _reject_ops(self, ops: list[Op], error: ShardReadOnly) -> None:
         for op in ops:
             if op.erase is not None:
-                self.shard.ready.append((op.erase.token, error))
+                self.shard.state.ready.append((op.erase.token, error))
             elif isinstance(op.result, Conflict):
-                self.shard.ready.append((op.token, ShardReadOnly(error.reason)))  # refused in any case
+                self.shard.state.ready.append((op.token, ShardReadOnly(error.reason)))  # refused in any case
             elif isinstance(op.command, Change):
                 # It has changed nothing, but its reply depends on a change with an unknown outcome.
-                self.shard.ready.append((op.token, ShardReadOnly(error.reason, unknown=True)))
+                self.shard.state.ready.append((op.token, ShardReadOnly(error.reason, unknown=True)))
             elif op.token is not None and op.command is None:
-                self.shard.ready.append((op.token, error))
+                self.shard.state.ready.append((op.token, error))
 
 
 def _file_bytes(size: int) -> int:

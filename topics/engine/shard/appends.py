@@ -37,7 +37,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.subjects import TagMatch
 from topics.engine.core.topic_ids import ID_STEP
 from topics.engine.shard.long_commands import Work
-from topics.engine.shard.staging import CONTROL_BYTES, EraseRequest, Staging, as_ranges
+from topics.engine.shard.state import CONTROL_BYTES, EraseRequest, ShardState, as_ranges
 from topics.engine.storage import frames
 from topics.engine.storage.control import ConfigChanged, Deletion, TopicCreated
 from topics.engine.storage.index import SMALL
@@ -53,18 +53,28 @@ DeleteSlices: TypeAlias = Iterator[tuple[int, list[Range]]]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}\Z")
 
 
-class Writes(Staging):
+class Appends:
+    def __init__(self, state: ShardState) -> None:
+        self.state = state
+        state.handlers |= {
+            cmd.Append: self._append,
+            cmd.Skip: self._skip,
+            cmd.Delete: self._delete,
+            cmd.PutTopic: self._put_topic,
+            cmd.DropTopic: self._drop_topic,
+        }
+
     # -- append --------------------------------------------------------------------------------------------
 
     def _append(self, token: object, command: cmd.Append) -> None:
-        self._check_writable()
+        self.state.check_writable()
         records = command.records
         plain = command.idempotency_key is None and frames.is_plain(records)
         if plain and len(records.payloads) == 1:
             sizes = [len(records.payloads[0])]
         else:
-            sizes = self._check_records(records, command.idempotency_key)
-        log = self._for_write(command.topic)
+            sizes = self.check_records(records, command.idempotency_key)
+        log = self.state.for_write(command.topic)
         created = log is None
         config = log.config if log is not None else self._creation_config(command, sizes)
         key = command.idempotency_key
@@ -78,15 +88,15 @@ class Writes(Staging):
             self._check_conditions(log, command)
         one = len(sizes) == 1
         size, largest = (sizes[0], sizes[0]) if one else (sum(sizes), max(sizes))
-        self._check_room(log, config, command.topic, len(sizes), size, largest)
+        self.check_room(log, config, command.topic, len(sizes), size, largest)
         if plain:
             need = size + frames.OVERHEAD_BYTES * len(sizes) + 3 * CONTROL_BYTES
         else:
             need = frame_bytes_at_most(records, key, size, per_tag=bool(config.cap_per_tag))
-        if self.frame_bytes + need > self.room_bytes:
-            self.reserve(need)
+        if self.state.frame_bytes + need > self.state.room_bytes:
+            self.state.reserve(need)
         if log is None:
-            log = self._create(command.topic, config)
+            log = self.create(command.topic, config)
         op = Op(log, token, sync=created or config.durability == "fsync")
         first = log.next_seq
         self.stage_append(log, config, records, sizes, op, created=created, key=key, plain=plain)
@@ -115,20 +125,22 @@ class Writes(Staging):
         op.count = count
         op.bytes = size
         op.head = log.next_seq - 1
-        op.write_ts = self.now_ms
+        op.write_ts = self.state.now_ms
         if created or config.cap_records or config.cap_bytes or config.cap_per_tag:
             self._apply_caps(log, config, records, op, created=created)
         else:
             op.plain = True
         if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
             self._raise_ceiling(log)
-        if (log.ceiling and op.head > log.ceiling_synced) or self.now_ms > self.time_ceiling_synced_ms:
+        if (
+            log.ceiling and op.head > log.ceiling_synced
+        ) or self.state.now_ms > self.state.time_ceiling_synced_ms:
             op.sync = True  # seqs and times may be revealed only below a synced ceiling
-        self.bytes_live += op.bytes
-        self.records_live += op.count
-        self.touched[log.id] = log
+        self.state.bytes_live += op.bytes
+        self.state.records_live += op.count
+        self.state.touched[log.id] = log
         log.pending += 1
-        self.ops.append(op)
+        self.state.ops.append(op)
 
     def _apply_caps(
         self, log: TopicLog, config: TopicConfig, records: cmd.Records, op: Op, *, created: bool
@@ -142,13 +154,13 @@ class Writes(Staging):
             # and those are trimmed in the background (`trim_slice`).
             surplus = self._surplus(log, config.cap_per_tag, records.tags, len(records.tags))
             if surplus:
-                self._log_delete(log, surplus, op)
+                self.log_delete(log, surplus, op)
         if (config.cap_records and log.count > config.cap_records) or (
             config.cap_bytes and log.bytes > config.cap_bytes
         ):
             self._evict(log, config, op, len(records.payloads))
 
-    def _check_records(self, records: cmd.Records, key: bytes | None) -> list[int]:
+    def check_records(self, records: cmd.Records, key: bytes | None) -> list[int]:
         """Check limits that depend only on the request; returns the accounted sizes."""
         count = len(records.payloads)
         if not count:
@@ -189,20 +201,24 @@ class Writes(Staging):
             raise TopicNotFound(command.topic)
         if command.config is not None and not command.may_configure:
             raise Forbidden("creating a topic with a config requires the admin scope")
-        self._check_creation(command.topic, config, sum(sizes))
+        self.check_creation(command.topic, config, sum(sizes))
         return config
 
-    def _check_creation(self, name: str, config: TopicConfig, size: int = 0) -> None:
+    def check_creation(self, name: str, config: TopicConfig, size: int = 0) -> None:
         if not NAME.match(name):
             raise InvalidRequest(
                 f"{name!r} is not a valid topic name: use 1 to 255 of A-Z a-z 0-9 . _ : -, starting with a letter or digit"
             )
         self._check_config(name, config)
-        bound = self.topics_granted if self.topics_granted is not None else self.config.max_topics or None
-        if bound is not None and len(self.staged) >= bound:
-            cap = self.config.max_topics
+        bound = (
+            self.state.topics_granted
+            if self.state.topics_granted is not None
+            else self.state.config.max_topics or None
+        )
+        if bound is not None and len(self.state.staged) >= bound:
+            cap = self.state.config.max_topics
             message = f"the server has its maximum of {cap} topics; delete some or raise TOPICS_MAX_TOPICS"
-            if self.topics_granted is None:
+            if self.state.topics_granted is None:
                 raise Throttled(message, limit="max_topics", max=cap)
             raise self._over_grant(message, 1, size, limit="max_topics", max=cap)
 
@@ -223,14 +239,14 @@ class Writes(Staging):
                 raise InvalidRequest("a queue cannot be its own dead letter topic")
 
     def _deduped(self, token: object, log: TopicLog, key: bytes, *, include_epoch: bool) -> bool:
-        found = log.dedupe.find(key, now_ms=self.now_ms, window_ms=log.config.idempotency_window_ms)
+        found = log.dedupe.find(key, now_ms=self.state.now_ms, window_ms=log.config.idempotency_window_ms)
         if found is None:
             return False
         first, count, _ = found
         result = cmd.Appended(log.name, first, count, first + count - 1, False, True)
         if include_epoch:
             result.epoch = log.epoch
-        self._answer(token, result, log, held=first + count - 1 > log.view.head)
+        self.state.answer(token, result, log, held=first + count - 1 > log.view.head)
         return True
 
     def _check_conditions(self, log: TopicLog | None, command: cmd.Append) -> None:
@@ -244,7 +260,7 @@ class Writes(Staging):
             if actual != expected:
                 raise WrongLastSeq(command.topic, expected, actual, tag.decode("utf-8", "replace"))
 
-    def _check_room(
+    def check_room(
         self, log: TopicLog | None, config: TopicConfig, name: str, count: int, size: int, largest: int
     ) -> None:
         record_max = min(config.max_record_bytes or limits.RECORD_BYTES_MAX, limits.RECORD_BYTES_MAX)
@@ -252,37 +268,41 @@ class Writes(Staging):
             raise RecordTooLarge(f"a record of {largest} bytes; the maximum is {record_max}")
         if config.discard == "reject":
             self._check_reject_caps(log, config, name, count, size)
-        self._check_space(log, config, size)
+        self.check_space(log, config, size)
 
-    def _check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
+    def check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
         """Check the limits on total bytes, memory, disk space and log size."""
-        bound = self.bytes_granted if self.bytes_granted is not None else self.config.max_total_bytes or None
-        if bound is not None and self.bytes_live + self.bytes_reserved + size > bound:
-            cap = self.config.max_total_bytes
+        bound = (
+            self.state.bytes_granted
+            if self.state.bytes_granted is not None
+            else self.state.config.max_total_bytes or None
+        )
+        if bound is not None and self.state.bytes_live + self.state.bytes_reserved + size > bound:
+            cap = self.state.config.max_total_bytes
             message = f"the server stores its maximum of {cap} bytes; delete records or raise TOPICS_MAX_TOTAL_BYTES"
-            if self.bytes_granted is None:
+            if self.state.bytes_granted is None:
                 raise Throttled(message, limit="max_total_bytes", max=cap)
             raise self._over_grant(message, int(log is None), size, limit="max_total_bytes", max=cap)
         if config.durability == "ephemeral":
-            if self.ram_bytes + size > self.config.memory_bytes_max:
+            if self.state.ram_bytes + size > self.state.config.memory_bytes_max:
                 raise Throttled(
                     "ephemeral records have reached their memory limit; raise TOPICS_MAX_MEMORY_BYTES or set a cap",
                     limit="max_memory_bytes",
-                    max=self.config.memory_bytes_max,
+                    max=self.state.config.memory_bytes_max,
                 )
-        elif self.low_space:
+        elif self.state.low_space:
             raise Throttled(
                 "the disk is nearly full; free some space and retry",
                 limit="disk_full",
-                min_free_bytes=self.config.min_free_bytes,
+                min_free_bytes=self.state.config.min_free_bytes,
             )
-        elif self.disk_full:
+        elif self.state.disk_full:
             raise Throttled("the disk is full; free some space and retry", limit="disk_full")
-        elif self.log_full:
+        elif self.state.log_full:
             raise Throttled(
                 "writes are ahead of checkpoints and the log is full; retry later",
                 limit="log",
-                max=self.config.log_bytes_max,
+                max=self.state.config.log_bytes_max,
                 retry_after_ms=limits.LOG_RETRY_MS,
             )
 
@@ -292,10 +312,12 @@ class Writes(Staging):
         Topics and bytes are requested together: requested one by one, two shards could keep taking them from each other.
         """
         need_topics = need_bytes = 0
-        if self.topics_granted is not None:
-            need_topics = max(0, len(self.staged) + topics - self.topics_granted)
-        if self.bytes_granted is not None:
-            need_bytes = max(0, self.bytes_live + self.bytes_reserved + size - self.bytes_granted)
+        if self.state.topics_granted is not None:
+            need_topics = max(0, len(self.state.staged) + topics - self.state.topics_granted)
+        if self.state.bytes_granted is not None:
+            need_bytes = max(
+                0, self.state.bytes_live + self.state.bytes_reserved + size - self.state.bytes_granted
+            )
         return OverGrant(
             message, topics=topics, size=size, need_topics=need_topics, need_bytes=need_bytes, **detail
         )
@@ -322,18 +344,18 @@ class Writes(Staging):
                 earliest_seq=log.first_seq,
             )
 
-    def _create(self, name: str, config: TopicConfig) -> TopicLog:
-        log = self.new_log(self.next_id, name, config)
-        self.next_id += ID_STEP
-        self.staged[name] = log
-        self.by_id[log.id] = log
+    def create(self, name: str, config: TopicConfig) -> TopicLog:
+        log = self.state.new_log(self.state.next_id, name, config)
+        self.state.next_id += ID_STEP
+        self.state.staged[name] = log
+        self.state.by_id[log.id] = log
         if config.durability == "disk":
             log.ceiling = limits.SEQ_CEILING_STEP_MIN
-            log.ceiling_ts = self.now_ms
-            self._new_seq_ceilings.append((log, log.ceiling))
+            log.ceiling_ts = self.state.now_ms
+            self.state.new_seq_ceilings.append((log, log.ceiling))
         created = TopicCreated(name, config, log.ceiling)
-        self.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, self.now_ms, created))
-        for call in self.events.topic_created:
+        self.state.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, self.state.now_ms, created))
+        for call in self.state.events.topic_created:
             call(log)
         return log
 
@@ -342,20 +364,20 @@ class Writes(Staging):
     ) -> None:
         """Encode the frames and add the rows of one write."""
         ram = log.config.durability == "ephemeral"
-        first, now_ms = log.next_seq, self.now_ms
-        pieces: list[bytes] = [] if ram else self.frames
+        first, now_ms = log.next_seq, self.state.now_ms
+        pieces: list[bytes] = [] if ram else self.state.frames
         lengths, flags = frames.encode_appends(
             pieces, records, topic_id=log.id, first_seq=first, ts=now_ms, key=key, plain=plain
         )
         if ram:
             offset = self._keep_in_ram(log, b"".join(pieces))
         else:
-            offset = self.frame_offset + self.frame_bytes
-            self.frame_bytes += sum(lengths)
-            self.frame_count += len(lengths)
-            self.appended.append((log, first))
-            if not log.runs or log.runs[-1][1] != self.file_number:
-                log.runs.append((first, self.file_number))
+            offset = self.state.frame_offset + self.state.frame_bytes
+            self.state.frame_bytes += sum(lengths)
+            self.state.frame_count += len(lengths)
+            self.state.appended.append((log, first))
+            if not log.runs or log.runs[-1][1] != self.state.file_number:
+                log.runs.append((first, self.state.file_number))
         if plain:
             add_rows(log, offset, lengths, now_ms, None, None, None, sizes)
             return
@@ -379,7 +401,7 @@ class Writes(Staging):
         offset = len(last)
         last += data
         log.ram_bytes += len(data)
-        self.ram_bytes += len(data)
+        self.state.ram_bytes += len(data)
         return offset
 
     @staticmethod
@@ -395,15 +417,15 @@ class Writes(Staging):
 
     def trim_slice(self, log: TopicLog) -> bool:
         """Delete a slice of the existing records that exceed a new `cap_per_tag`; False: there is no log space for it."""
-        if not self.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
+        if not self.state.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
             return False
         ranges = self._next_surplus(log, log.config.cap_per_tag)
-        self.touched[log.id] = log
+        self.state.touched[log.id] = log
         if ranges:
             op = Op(log, sync=log.config.durability == "fsync")
-            self._log_delete(log, ranges, op)
-            self.count_live(op)
-            self.add_op(op)
+            self.log_delete(log, ranges, op)
+            self.state.count_live(op)
+            self.state.add_op(op)
         return True
 
     def _next_surplus(self, log: TopicLog, keep: int) -> list[Range]:
@@ -411,20 +433,20 @@ class Writes(Staging):
         first = log.trim_from
         if first is None or not keep:
             log.trim_from = None
-            self.trimming.pop(log.id, None)
+            self.state.trimming.pop(log.id, None)
             return []
         tags, next_id = log.tags.exceeding(keep, first, limits.TRIM_TAGS)
         ranges = self._surplus(log, keep, tags, limits.TRIM_RECORDS)
         if sum(last - first + 1 for first, last in ranges) < limits.TRIM_RECORDS:
             log.trim_from = next_id
             if next_id is None:
-                self.trimming.pop(log.id, None)
+                self.state.trimming.pop(log.id, None)
         return ranges
 
-    def _log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool = False) -> None:
+    def log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool = False) -> None:
         for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
             part = Deletion(ranges[i : i + limits.RANGES_PER_FRAME_MAX], erase)
-            self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, part))
+            self.state.add_frame(frames.encode_control(frames.DELETE, log.id, self.state.now_ms, part))
         log.stage_delete(ranges, op)
 
     def _evict(self, log: TopicLog, config: TopicConfig, op: Op, written: int = 0) -> None:
@@ -441,16 +463,16 @@ class Writes(Staging):
         log.stage_evict(min(last, log.first_seq + at_once - 1), op, ttl=False)
         if last >= log.first_seq:
             log.cap_lost = op.cap_lost = last
-            self.upkeep.enqueue(log)
+            self.state.upkeep.enqueue(log)
         if in_ram:
             return  # a restart loses these records anyway
         floors = [log.cap_lost, log.ttl_lost]
-        self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
+        self.state.add_frame(frames.encode_control(frames.EVICT, log.id, self.state.now_ms, floors))
 
     def _raise_ceiling(self, log: TopicLog) -> None:
         """Raise the seq ceiling when half of it is used, by about two seconds of traffic, so writes rarely wait for it."""
         head = log.next_seq - 1
-        elapsed_ms = max(1, self.now_ms - log.ceiling_ts)
+        elapsed_ms = max(1, self.state.now_ms - log.ceiling_ts)
         recent = head - log.ceiling_base
         step = min(
             max(limits.SEQ_CEILING_STEP_MIN, recent * 2000 // elapsed_ms, recent), limits.SEQ_CEILING_STEP_MAX
@@ -458,28 +480,32 @@ class Writes(Staging):
         if head + step <= log.ceiling:
             return
         log.ceiling = head + step
-        log.ceiling_base, log.ceiling_ts = head, self.now_ms
-        self.add_frame(frames.encode_control(frames.SEQ_CEILING, log.id, self.now_ms, log.ceiling))
-        self._new_seq_ceilings.append((log, log.ceiling))
+        log.ceiling_base, log.ceiling_ts = head, self.state.now_ms
+        self.state.add_frame(
+            frames.encode_control(frames.SEQ_CEILING, log.id, self.state.now_ms, log.ceiling)
+        )
+        self.state.new_seq_ceilings.append((log, log.ceiling))
 
     def _skip(self, token: object, command: cmd.Skip) -> None:
-        self._check_writable()
+        self.state.check_writable()
         if not 0 < command.count <= limits.SKIP_MAX:
             raise InvalidRequest(f"skip takes 1 to {limits.SKIP_MAX} seqs")
-        log = self._for_write(command.topic)
+        log = self.state.for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
-        self.reserve(CONTROL_BYTES)
+        self.state.reserve(CONTROL_BYTES)
         first = log.next_seq
         op = Op(log, token, sync=log.config.durability == "fsync")
-        self.add_frame(frames.encode_control(frames.SKIP, log.id, self.now_ms, [first, command.count]))
+        self.state.add_frame(
+            frames.encode_control(frames.SKIP, log.id, self.state.now_ms, [first, command.count])
+        )
         log.stage_skip(command.count, op)
         if log.config.durability == "disk":
             self._raise_ceiling(log)
             op.sync = op.sync or op.head > log.ceiling_synced
         op.result = cmd.Appended(log.name, first, command.count, op.head, synced=op.sync)
-        self.touched[log.id] = log
-        self.add_op(op)
+        self.state.touched[log.id] = log
+        self.state.add_op(op)
 
     # -- delete --------------------------------------------------------------------------------------------
 
@@ -489,8 +515,8 @@ class Writes(Staging):
             raise InvalidRequest("specify what to delete: before_seq, match, subject, seqs or keep")
         if min(command.before_seq or 0, command.keep or 0) < 0:
             raise InvalidRequest("before_seq and keep cannot be negative")
-        self._check_writable()
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        log = self.state.for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
         # Only records that exist now are deleted, however long it takes.
@@ -500,7 +526,7 @@ class Writes(Staging):
             surplus = log.count - command.keep
             before = min(before, log.eviction_end(surplus, 0) + 1 if surplus > 0 else 0)
         slices = self._delete_slices(log, command, stop, before)
-        self.long.start(token, command, log, self._delete_steps(token, log, command, slices))
+        self.state.long.start(token, command, log, self._delete_steps(token, log, command, slices))
 
     def _delete_steps(self, token: object, log: TopicLog, command: cmd.Delete, slices: DeleteSlices) -> Work:
         """Delete in slices. Each is logged and published like a separate delete; the reply is for all of them.
@@ -513,14 +539,14 @@ class Writes(Staging):
         try:
             for units, ranges in slices:
                 if ranges:
-                    self.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
+                    self.state.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
                     is_begun = True
                     op = Op(log, sync=sync)
-                    self._log_delete(log, ranges, op, erase=command.erase)
+                    self.log_delete(log, ranges, op, erase=command.erase)
                     removed -= op.count
-                    self.count_live(op)
-                    self.touched[log.id] = log
-                    self.add_op(op)
+                    self.state.count_live(op)
+                    self.state.touched[log.id] = log
+                    self.state.add_op(op)
                     if command.erase:
                         log.erasing.append(ranges)
                         pieces.append(ranges)
@@ -531,20 +557,20 @@ class Writes(Staging):
                 error.detail["outcome"] = "unknown"
             raise
         finally:
-            if pieces and not is_done and not log.dropped and self.read_only is None:
+            if pieces and not is_done and not log.dropped and self.state.read_only is None:
                 self._stage_erase(log, pieces, None, None)
         result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
         if pieces:
             self._stage_erase(log, pieces, token, result)
         else:
-            self.add_op(Op(log, token, result, sync=sync))
+            self.state.add_op(Op(log, token, result, sync=sync))
 
     def _stage_erase(
         self, log: TopicLog, pieces: list[list[Range]], token: object, result: cmd.Deleted | None
     ) -> None:
         """Request that the bytes of deleted records be overwritten. The reply waits for that."""
         ranges = log.join_erasing(pieces)
-        self.add_op(Op(log, sync=True, erase=EraseRequest(log, ranges, token, result)))
+        self.state.add_op(Op(log, sync=True, erase=EraseRequest(log, ranges, token, result)))
 
     @staticmethod
     def _delete_slices(log: TopicLog, command: cmd.Delete, stop: int, before: int) -> DeleteSlices:
@@ -587,47 +613,47 @@ class Writes(Staging):
     def stage_loss(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
         """Use up one seq for each record that is lost, and announce them as a loss."""
         loss = (log.next_seq, log.next_seq + count - 1, reason)
-        self.add_frame(frames.encode_control(frames.LOSS, log.id, self.now_ms, list(loss)))
+        self.state.add_frame(frames.encode_control(frames.LOSS, log.id, self.state.now_ms, list(loss)))
         log.stage_loss(loss, op)
         log.unpublished_losses += (loss,)
         if log.config.durability == "disk":
             self._raise_ceiling(log)
             op.sync = op.sync or op.head > log.ceiling_synced
-        self.add_op(op)
+        self.state.add_op(op)
 
     # -- topics --------------------------------------------------------------------------------------------
 
     def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
-        self._check_writable()
+        self.state.check_writable()
         config = command.config
-        self.reserve(4 * CONTROL_BYTES)
-        log = self._for_write(command.topic)
+        self.state.reserve(4 * CONTROL_BYTES)
+        log = self.state.for_write(command.topic)
         if log is None:
-            self._check_creation(command.topic, config)
-            log = self._create(command.topic, config)
+            self.check_creation(command.topic, config)
+            log = self.create(command.topic, config)
             op = Op(log, token, cmd.TopicPut(command.topic, True, config), config=config, sync=True)
-            self.touched[log.id] = log
-            self.add_op(op)
+            self.state.touched[log.id] = log
+            self.state.add_op(op)
             return
         if log.config.type != config.type:
             raise TopicExistsIncompatible(command.topic, log.config.type, config.type)
         self._check_config(command.topic, config)
         result = cmd.TopicPut(command.topic, False, config)
         if log.config == config:
-            self._answer(token, result, log, held=log.pending > 0)
+            self.state.answer(token, result, log, held=log.pending > 0)
             return
         before, op = log.config, Op(log, token, result, config=config, sync=True)
         self._change_config(log, config, op)
-        for call in self.events.config_changed:
+        for call in self.state.events.config_changed:
             call(log, before, op)
 
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
         trims = config.cap_per_tag != log.config.cap_per_tag
-        self.reserve(4 * CONTROL_BYTES + (limits.TRIM_RECORDS * RANGE_BYTES if trims else 0))
+        self.state.reserve(4 * CONTROL_BYTES + (limits.TRIM_RECORDS * RANGE_BYTES if trims else 0))
         surplus: list[Range] = []
         if trims:
             log.trim_from = 0
-            self.trimming[log.id] = log
+            self.state.trimming[log.id] = log
             surplus = self._next_surplus(log, config.cap_per_tag)
         if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
             # Records in RAM and records in the log never share a segment.
@@ -637,55 +663,59 @@ class Writes(Staging):
             if log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN > log.ceiling:
                 log.ceiling_base = log.next_seq - 1
                 log.ceiling = log.ceiling_base + limits.SEQ_CEILING_STEP_MIN
-                self._new_seq_ceilings.append((log, log.ceiling))
+                self.state.new_seq_ceilings.append((log, log.ceiling))
         else:
             # Replay drops the ceilings here too: they must not apply if the class changes back.
             log.ceiling = log.ceiling_synced = 0
-            self._new_seq_ceilings = [entry for entry in self._new_seq_ceilings if entry[0] is not log]
-            self.seq_ceilings = [entry for entry in self.seq_ceilings if entry[1] is not log]
+            self.state.new_seq_ceilings = [
+                entry for entry in self.state.new_seq_ceilings if entry[0] is not log
+            ]
+            self.state.seq_ceilings = [entry for entry in self.state.seq_ceilings if entry[1] is not log]
         changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
-        self.add_frame(frames.encode_control(frames.CONFIG, log.id, self.now_ms, changed))
+        self.state.add_frame(frames.encode_control(frames.CONFIG, log.id, self.state.now_ms, changed))
         if surplus:
-            self._log_delete(log, surplus, op)
+            self.log_delete(log, surplus, op)
         # A shorter TTL acts at once, and its floor is logged, so that a longer one later brings nothing back. If many records
         # expire, later requests wait until they are removed.
-        last = log.expired_last(self.now_ms)
+        last = log.expired_last(self.state.now_ms)
         if last >= log.first_seq:
             log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=True)
             if last >= log.first_seq:
-                self.upkeep.enqueue(log)
+                self.state.upkeep.enqueue(log)
         if log.ttl_lost or log.cap_lost:
             floors = [log.cap_lost, log.ttl_lost]
-            self.add_frame(frames.encode_control(frames.EVICT, log.id, self.now_ms, floors))
+            self.state.add_frame(frames.encode_control(frames.EVICT, log.id, self.state.now_ms, floors))
         if config.discard == "old" and (
             (config.cap_records and log.count > config.cap_records)
             or (config.cap_bytes and log.bytes > config.cap_bytes)
         ):
             self._evict(log, config, op)
-        self.count_live(op)
-        self.touched[log.id] = log
-        self.add_op(op)
+        self.state.count_live(op)
+        self.state.touched[log.id] = log
+        self.state.add_op(op)
 
     def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
-        self._check_writable()
-        self.reserve(CONTROL_BYTES)
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        self.state.reserve(CONTROL_BYTES)
+        log = self.state.for_write(command.topic)
         if log is None:
             absent = cmd.TopicDropped(command.topic, False)
-            going = self.published.get(command.topic)  # a drop is staged, which a crash could still undo
+            going = self.state.published.get(
+                command.topic
+            )  # a drop is staged, which a crash could still undo
             if going is None:
-                self.ready.append((token, absent))
+                self.state.ready.append((token, absent))
             else:
-                self._answer(token, absent, going, held=True)
+                self.state.answer(token, absent, going, held=True)
             return
         if command.if_empty and log.count:
             raise TopicNotEmpty(command.topic, log.count)
-        self.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.now_ms, None))
+        self.state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.state.now_ms, None))
         log.dropped = True
-        del self.staged[command.topic]
-        self.bytes_live -= log.bytes
-        self.records_live -= log.count
-        self.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
+        del self.state.staged[command.topic]
+        self.state.bytes_live -= log.bytes
+        self.state.records_live -= log.count
+        self.state.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
 
 
 def _deletable_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:

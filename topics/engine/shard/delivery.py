@@ -19,17 +19,17 @@ import heapq
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from topics.api.config import EngineConfig
 from topics.api.errors import TopicsError
 from topics.api.limits import KIB
-from topics.engine.core.clock import EngineClock
 from topics.engine.core.priority import effective_priority
-from topics.engine.reading.reader import Reader
+from topics.engine.shard.consumers.admin import ConsumerAdmin
+from topics.engine.shard.consumers.claims import Claims
+from topics.engine.shard.consumers.leases import Leases
 from topics.engine.shard.pressure import Measures
+from topics.engine.shard.reads import Reads
 from topics.engine.shard.scheduler import TOP, WAIT_MAX_MS, ScheduledEntry, Scheduler, band_of
-from topics.engine.shard.staging import Waiter
+from topics.engine.shard.state import ShardState, Waiter
 from topics.engine.shard.topic_upkeep import UpkeepPending
-from topics.engine.shard.transaction_commit import Committing
 from topics.engine.topic.consumer import Consumer
 from topics.engine.topic.log import TopicLog
 
@@ -70,9 +70,15 @@ class DueTopic:
     new_kinds: int = 0  # kinds added since it was picked
 
 
-class Delivery(Committing):
-    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
-        super().__init__(config, clock, reader, boot_id)
+class Delivery:
+    def __init__(
+        self, state: ShardState, reads: Reads, leases: Leases, claims: Claims, consumers: ConsumerAdmin
+    ) -> None:
+        self.state = state
+        self.reads = reads
+        self.leases = leases
+        self.claims = claims
+        self.consumers = consumers
         self.copier: Copier | None = None  # None: copies wait
         self.measures = Measures()
         self.scheduler: Scheduler[DueTopic] = Scheduler(self._priority_of)
@@ -82,22 +88,23 @@ class Delivery(Committing):
         self.paused: dict[int, TopicLog] = {}  # topics whose pushes wait until the pressure falls
         # Topics with only copies, picked in a turn with replies; since when they wait.
         self._deferred_copies: dict[DueTopic, int] = {}
+        state.events.copies_readable.append(self._resume_copies)
 
     def _priority_of(self, due: DueTopic) -> float:
         log = due.log
-        return effective_priority(log.view.config, log.last_read_ts or None, self.now_ms)
+        return effective_priority(log.view.config, log.last_read_ts or None, self.state.now_ms)
 
     # -- timing --------------------------------------------------------------------------------------------
 
     @property
     def has_new_work(self) -> bool:
         """Whether topics are marked, other than for copies, that are not scheduled yet."""
-        return bool(self.waiters_due or self.claimable or self.claims_due)
+        return bool(self.state.waiters_due or self.state.claimable or self.leases.claims_due)
 
     @property
     def has_copies(self) -> bool:
         """Whether copies wait for a turn without replies."""
-        return bool(self._deferred_copies or self.copies_due) and self.copier is not None
+        return bool(self._deferred_copies or self.state.copies_due) and self.copier is not None
 
     @property
     def deliver_at_ms(self) -> int | None:
@@ -106,7 +113,7 @@ class Delivery(Committing):
         The worker decides when copies start, as replies are sent before them.
         """
         if self.has_new_work or self.scheduler:
-            return self.clock.mono_ms
+            return self.state.clock.mono_ms
         return self._coalescing[0][0] if self._coalescing else None
 
     def is_due(self, now_ms: int) -> bool:
@@ -120,9 +127,9 @@ class Delivery(Committing):
             return True
         if self._coalescing and self._coalescing[0][0] <= now_ms:
             return True
-        if self.waiter_heap and self.waiter_heap[0][0] <= now_ms:
+        if self.state.waiter_heap and self.state.waiter_heap[0][0] <= now_ms:
             return True
-        claims_due_ms = self.claims_due_ms
+        claims_due_ms = self.claims.claims_due_ms
         return claims_due_ms is not None and claims_due_ms <= now_ms
 
     @property
@@ -132,11 +139,11 @@ class Delivery(Committing):
 
     def sending_resumed(self) -> None:
         """A front can take more replies: check blocked reads and claims again."""
-        blocked, self.blocked_waiters = self.blocked_waiters, {}
+        blocked, self.state.blocked_waiters = self.state.blocked_waiters, {}
         for log in blocked.values():
             self._enqueue(log, BLOCKED)
-        self.claims_due |= self.blocked_claims
-        self.blocked_claims = {}
+        self.leases.claims_due |= self.claims.blocked_claims
+        self.claims.blocked_claims = {}
 
     def _resume_copies(self, log: TopicLog, uid: int) -> None:
         if self.copier is not None:
@@ -147,7 +154,7 @@ class Delivery(Committing):
         due = self._enqueue(log, COPIES)
         if due.entry is not None and due.entry.band < TOP and not due.is_picked:
             self.scheduler.discard(due.entry)
-            self._schedule(due, since_ms=self.clock.mono_ms - WAIT_MAX_MS)
+            self._schedule(due, since_ms=self.state.clock.mono_ms - WAIT_MAX_MS)
 
     # -- scheduling ----------------------------------------------------------------------------------------
 
@@ -169,7 +176,7 @@ class Delivery(Committing):
             self._schedule(due)
         elif not due.is_coalescing:
             due.is_coalescing = True
-            until_ms = self.clock.mono_ms + self.measures.coalesce_ms
+            until_ms = self.state.clock.mono_ms + self.measures.coalesce_ms
             self._coalesce_count += 1
             heapq.heappush(self._coalescing, (until_ms, self._coalesce_count, due))
         return due
@@ -177,24 +184,24 @@ class Delivery(Committing):
     def _schedule(self, due: DueTopic, *, since_ms: int | None = None, may_lower: bool = True) -> None:
         due.is_coalescing = False
         lowered = may_lower and self.measures.defers and due.kinds == COPIES
-        due.entry = self.scheduler.add(due, self.clock.mono_ms, lowered=lowered, since_ms=since_ms)
+        due.entry = self.scheduler.add(due, self.state.clock.mono_ms, lowered=lowered, since_ms=since_ms)
 
     def _schedule_new(self, *, with_copies: bool) -> None:
-        if self.waiters_due:
-            waiters_due, self.waiters_due = self.waiters_due, {}
+        if self.state.waiters_due:
+            waiters_due, self.state.waiters_due = self.state.waiters_due, {}
             for log in waiters_due.values():
                 self._enqueue(log, READS)
-        if self.claimable:
-            claimable, self.claimable = self.claimable, {}
+        if self.state.claimable:
+            claimable, self.state.claimable = self.state.claimable, {}
             for log in claimable.values():
-                self.wake_waiting_claims(log)
-        if self.claims_due:
-            claims_due, self.claims_due = self.claims_due, {}
+                self.claims.wake_waiting_claims(log)
+        if self.leases.claims_due:
+            claims_due, self.leases.claims_due = self.leases.claims_due, {}
             for key, (log, consumer) in claims_due.items():
                 self._enqueue(log).claims_due[key] = consumer
         if with_copies and self.copier is not None:
             self._schedule_copies(self.copier)
-        while self._coalescing and self._coalescing[0][0] <= self.clock.mono_ms:
+        while self._coalescing and self._coalescing[0][0] <= self.state.clock.mono_ms:
             due = heapq.heappop(self._coalescing)[2]
             if due.is_coalescing:
                 self._schedule(due)
@@ -204,8 +211,8 @@ class Delivery(Committing):
         for due, since_ms in deferred.items():
             if due.entry is None and due.kinds:
                 self._schedule(due, since_ms=since_ms)
-        copies_due, self.copies_due = self.copies_due, {}
-        self.copies_due_records = 0.0
+        copies_due, self.state.copies_due = self.state.copies_due, {}
+        self.state.copies_due_records = 0.0
         for log in copies_due.values():
             if copier.has_new_copies(log):
                 self._enqueue(log, COPIES)
@@ -216,25 +223,25 @@ class Delivery(Committing):
         """Deliver one turn's share. In a turn with replies the budget is smaller, and copies are deferred."""
         if not self.measures.defers and self.paused:
             self._resume_pushes()
-        self.process_claim_timers()
-        is_answering = bool(self.ready)
+        self.claims.process_claim_timers()
+        is_answering = bool(self.state.ready)
         self._schedule_new(with_copies=not is_answering)
-        now_ms = self.clock.mono_ms
+        now_ms = self.state.clock.mono_ms
         room = ANSWER_ROOM if is_answering else TURN_ROOM
         while room > 0:
             entry = self.scheduler.pick(now_ms)
             if entry is None:
                 break
             room -= self._serve_topic(entry, min(room, SLICE_ROOM), now_ms, with_copies=not is_answering)
-        self.end_polls()
-        self.end_idle_consumers()
+        self.reads.end_polls()
+        self.consumers.end_idle_consumers()
 
     def _resume_pushes(self) -> None:
         paused, self.paused = self.paused, {}
         for log in paused.values():
             self._enqueue(log, READS)
             if log.consumers is not None:
-                self.wake_waiting_claims(log)
+                self.claims.wake_waiting_claims(log)
 
     def _serve_topic(
         self, entry: ScheduledEntry[DueTopic], room: int, now_ms: int, *, with_copies: bool
@@ -300,9 +307,9 @@ class Delivery(Committing):
         is_changed = bool(due.kinds & READS)
         try:
             if log.stored is not None or log.deferred:
-                self._touch(log)
+                self.state.touch(log)
         except UpkeepPending:
-            self.upkeep.wait(log, lambda error: self._wake_waiters(log), name="frames")
+            self.state.upkeep.wait(log, lambda error: self._wake_waiters(log), name="frames")
             due.kinds, due.waiters_left = due.kinds & ~(READS | BLOCKED), 0
             return 0
         except (TopicsError, OSError):
@@ -320,13 +327,13 @@ class Delivery(Committing):
             elif not may_push and waiter.command.standing and not log.view.dropped:
                 log.waiters.append(waiter)
                 self.paused[log.id] = log
-            elif self.can_send(waiter.token):
+            elif self.state.can_send(waiter.token):
                 waiter.is_blocked = False
-                used += self.serve_waiter(waiter)
+                used += self.reads.serve_waiter(waiter)
             else:
                 waiter.is_blocked = True
                 log.waiters.append(waiter)
-                self.blocked_waiters[log.id] = log
+                self.state.blocked_waiters[log.id] = log
         log.waiters = waiters[looked:] + log.waiters
         due.waiters_left = count - looked
         if not due.waiters_left:
@@ -334,13 +341,13 @@ class Delivery(Committing):
         return used
 
     def _wake_waiters(self, log: TopicLog) -> None:
-        self.waiters_due[log.id] = log
+        self.state.waiters_due[log.id] = log
 
     def _serve_claims(self, due: DueTopic, room: int, *, may_push: bool) -> int:
         used = 0
         while due.claims_due and used < room:
             consumer = due.claims_due.pop(next(iter(due.claims_due)))
-            used += self.serve_consumer(due.log, consumer, room - used, may_push=may_push)
+            used += self.claims.serve_consumer(due.log, consumer, room - used, may_push=may_push)
             if not may_push and consumer.streams:
                 self.paused[due.log.id] = due.log
         return used
@@ -350,6 +357,6 @@ class Delivery(Committing):
         if self.copier is None:
             return 0
         used = self.copier.send_copies(due.log, room)
-        if self.copies_due.pop(due.log.id, None) is not None:
+        if self.state.copies_due.pop(due.log.id, None) is not None:
             due.kinds |= COPIES
         return used

@@ -25,4 +25,5 @@ class ShardEvents:
     copies_readable: list[Callable[[TopicLog, int], None]] = field(
         default_factory=list
     )  # for a forward, by its uid
+    checked: list[Callable[[], None]] = field(default_factory=list)  # asserts a feature's own invariants
     staged_discarded: list[Callable[[], None]] = field(default_factory=list)  # after a failed commit

@@ -14,19 +14,17 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Container
 
-from topics.api.config import EngineConfig, TopicConfig
+from topics.api.config import TopicConfig
 from topics.api.errors import Forbidden, ForwardNotFound, TopicNotFound, TopicsError
 from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
-from topics.engine.core.clock import EngineClock
 from topics.engine.core.subject_trie import SubjectTrie
 from topics.engine.core.subjects import parse_pattern
 from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.copies import CopyRun, CopyUnpacker, runs_of
-from topics.engine.reading.reader import Reader
-from topics.engine.shard.appends import frame_bytes_at_most
-from topics.engine.shard.consumers.dead_letters import DeadLetters
-from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.appends import Appends, frame_bytes_at_most
+from topics.engine.shard.reads import Reads
+from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.control import Copied, InflowOpen, OutflowOpen
@@ -45,89 +43,103 @@ START_BYTES = 24  # maximum size of one start position in an outflow's frame
 GONE = -1  # mark of a dropped source
 
 
-class Forwards(DeadLetters):
-    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
-        super().__init__(config, clock, reader, boot_id)
-        self.forwards: dict[int, fwd.Forward] = {}  # the catalog of forwards, by uid
-        self.forward_uid = 0  # the highest uid ever assigned
+class Forwards:
+    def __init__(self, state: ShardState, appends: Appends, reads: Reads) -> None:
+        self.state = state
+        self.appends = appends
+        self.reads = reads
+        self.catalog: dict[int, fwd.Forward] = {}  # the catalog of forwards, by uid
+        self.last_uid = 0  # the highest uid ever assigned
         self.outflows: dict[int, Outflow] = {}
         self._patterns: SubjectTrie[int] = SubjectTrie()
         self._literals: dict[str, list[int]] = {}
         self._unpacking = CopyUnpacker()
-        self._no_topic = self.new_log(0, "", TopicConfig())  # for ops that belong to no topic
+        self._no_topic = self.state.new_log(0, "", TopicConfig())  # for ops that belong to no topic
+        state.handlers |= {
+            fwd.PutForward: self._put_forward,
+            fwd.DropForward: self._drop_forward,
+            fwd.OpenOutflow: self._open_outflow,
+            fwd.CloseOutflow: self._close_outflow,
+            fwd.OpenInflow: self._open_inflow,
+            fwd.CloseInflow: self._close_inflow,
+            fwd.TakeCopies: self._take_copies,
+        }
+        self._inner_drop_topic = state.wrap(cmd.DropTopic, self._drop_topic_with_forwards)
+        state.events.topic_created.append(self._attach_outflows)
+        state.events.checked.append(self.check_forwards)
 
     def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
         """The forwards for the shard's snapshot row."""
         outflows = [outflow.row() for outflow in self.outflows.values()]
-        return list(self.forwards.values()), self.forward_uid, outflows
+        return list(self.catalog.values()), self.last_uid, outflows
 
     # -- catalog -------------------------------------------------------------------------------------------
 
     def _put_forward(self, token: object, command: fwd.PutForward) -> None:
-        self._check_writable()
-        self.reserve(4 * CONTROL_BYTES + 512 * (1 + len(command.forward.filter)))
+        self.state.check_writable()
+        self.state.reserve(4 * CONTROL_BYTES + 512 * (1 + len(command.forward.filter)))
         forward = command.forward
-        self.add_frame(frames.encode_control(frames.FORWARD_PUT, 0, self.now_ms, forward))
+        self.state.add_frame(frames.encode_control(frames.FORWARD_PUT, 0, self.state.now_ms, forward))
         self.store_forward(forward)
-        self.add_op(Op(self._no_topic, token, fwd.ForwardPut(forward), sync=True))
+        self.state.add_op(Op(self._no_topic, token, fwd.ForwardPut(forward), sync=True))
 
     def _drop_forward(self, token: object, command: fwd.DropForward) -> None:
-        self._check_writable()
-        self.reserve(CONTROL_BYTES)
-        self.add_frame(frames.encode_control(frames.FORWARD_DELETE, 0, self.now_ms, command.uid))
-        self.forwards.pop(command.uid, None)
-        self.add_op(Op(self._no_topic, token, fwd.ForwardDropped(command.uid), sync=True))
+        self.state.check_writable()
+        self.state.reserve(CONTROL_BYTES)
+        self.state.add_frame(frames.encode_control(frames.FORWARD_DELETE, 0, self.state.now_ms, command.uid))
+        self.catalog.pop(command.uid, None)
+        self.state.add_op(Op(self._no_topic, token, fwd.ForwardDropped(command.uid), sync=True))
 
     def store_forward(self, forward: fwd.Forward) -> None:
-        self.forwards[forward.uid] = forward
-        self.forward_uid = max(self.forward_uid, forward.uid)
+        self.catalog[forward.uid] = forward
+        self.last_uid = max(self.last_uid, forward.uid)
 
     # -- source --------------------------------------------------------------------------------------------
 
     def _open_outflow(self, token: object, command: fwd.OpenOutflow) -> None:
-        self._check_writable()
+        self.state.check_writable()
         forward = command.forward
         known = self.outflows.get(forward.uid)
         logs = self._sources_of(forward) if known is None else []
-        self.reserve(8 * CONTROL_BYTES + 512 * len(forward.filter) + START_BYTES * len(logs))
+        self.state.reserve(8 * CONTROL_BYTES + 512 * len(forward.filter) + START_BYTES * len(logs))
         op = Op(self._no_topic, token, sync=True)
         made = False
         if not forward.is_pattern and known is None and not logs:
             config = TopicConfig()
-            self._check_creation(forward.source, config)
-            log = self._create(forward.source, config)
+            self.appends.check_creation(forward.source, config)
+            log = self.appends.create(forward.source, config)
             logs, made = [log], True
-            self.touched[log.id] = log
+            self.state.touched[log.id] = log
             op = Op(log, token, config=config, sync=True)
         if known is None:
             starts = {log.id: (current_epoch(log.epochs), log.next_seq - 1) for log in logs}
         else:
             starts = known.starts
         opened = OutflowOpen(forward, [(topic_id, *start) for topic_id, start in starts.items()])
-        self.add_frame(frames.encode_control(frames.OUTFLOW_OPEN, 0, self.now_ms, opened))
+        self.state.add_frame(frames.encode_control(frames.OUTFLOW_OPEN, 0, self.state.now_ms, opened))
         self.store_outflow(OutflowRow(forward, opened.starts))
         for log in logs:
             log.outflows = tuple(sorted((*log.outflows, forward.uid)))
             if not forward.is_pattern:
-                self.copies_due[log.id] = log
+                self.state.copies_due[log.id] = log
         op.result = fwd.OutflowOpened(forward.uid, made)
-        self.add_op(op)
+        self.state.add_op(op)
 
     def _sources_of(self, forward: fwd.Forward) -> list[TopicLog]:
         """The topics of this shard that a forward copies, with their deferred replay applied."""
         if not forward.is_pattern:
-            log = self._for_write(forward.source)
+            log = self.state.for_write(forward.source)
             return [log] if log is not None else []
         pattern = parse_pattern(forward.source.encode())
         prefix = pattern.literal_prefix.decode()
         logs = [
             log
-            for name, log in self.staged.items()
+            for name, log in self.state.staged.items()
             if name.startswith(prefix) and pattern.matches(name.encode())
         ]
         for log in logs:
             if log.deferred:
-                self.loader(log)
+                self.state.loader(log)
         return logs
 
     def store_outflow(self, row: OutflowRow) -> None:
@@ -140,17 +152,17 @@ class Forwards(DeadLetters):
         self.outflows[forward.uid] = Outflow.restored(row)
 
     def _close_outflow(self, token: object, command: fwd.CloseOutflow) -> None:
-        self._check_writable()
-        self.reserve(2 * CONTROL_BYTES)
-        log = self.staged.get(command.source)
+        self.state.check_writable()
+        self.state.reserve(2 * CONTROL_BYTES)
+        log = self.state.staged.get(command.source)
         op = Op(log if log is not None else self._no_topic, token, fwd.OutflowClosed(command.uid), sync=True)
         self._log_outflow_close(command.uid)
         if command.undo:
             self._undo_topic(command.source, op)
-        self.add_op(op)
+        self.state.add_op(op)
 
     def _log_outflow_close(self, uid: int) -> None:
-        self.add_frame(frames.encode_control(frames.OUTFLOW_CLOSE, 0, self.now_ms, uid))
+        self.state.add_frame(frames.encode_control(frames.OUTFLOW_CLOSE, 0, self.state.now_ms, uid))
         self.remove_outflow(uid)
 
     def remove_outflow(self, uid: int) -> None:
@@ -160,12 +172,12 @@ class Forwards(DeadLetters):
         source = outflow.forward.source
         if outflow.forward.is_pattern:
             self._patterns.remove(source.encode(), uid)
-            logs = [log for log in self.by_id.values() if uid in log.outflows]
+            logs = [log for log in self.state.by_id.values() if uid in log.outflows]
         else:
             self._literals[source].remove(uid)
             if not self._literals[source]:
                 del self._literals[source]
-            logs = [log for log in (self.staged.get(source),) if log is not None]
+            logs = [log for log in (self.state.staged.get(source),) if log is not None]
         for log in logs:
             log.outflows = tuple(other for other in log.outflows if other != uid)
 
@@ -192,20 +204,20 @@ class Forwards(DeadLetters):
         as a crash may have lowered their head. Returns the epoch frames, to be synced before any read or copy.
         """
         for outflow in self.outflows.values():
-            outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in self.by_id}
+            outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in self.state.by_id}
         epoch_frames: list[bytes] = []
-        for log in list(self.by_id.values()):
+        for log in list(self.state.by_id.values()):
             if self.outflows:
                 self._attach_outflows(log)
                 if log.outflows and log.deferred:
-                    self.loader(log)
+                    self.state.loader(log)
             if log.config.durability in lowered:
                 base = head_of(log)
                 add_epoch(log.epochs, base)
-                self.touched[log.id] = log
-                epoch_frames.append(frames.encode_control(frames.EPOCH, log.id, self.now_ms, base))
+                self.state.touched[log.id] = log
+                epoch_frames.append(frames.encode_control(frames.EPOCH, log.id, self.state.now_ms, base))
             if log.outflows and self._may_have_copies(log):
-                self.copies_due[log.id] = log
+                self.state.copies_due[log.id] = log
         return epoch_frames
 
     def copies_after(
@@ -215,9 +227,9 @@ class Forwards(DeadLetters):
         if log.dropped:
             return None
         try:
-            self._touch(log)
+            self.state.touch(log)
         except UpkeepPending:
-            self.upkeep.wait(
+            self.state.upkeep.wait(
                 log, lambda error: self._copies_ready(log, forward.uid, error), name=("copies", forward.uid)
             )
             return None
@@ -226,10 +238,10 @@ class Forwards(DeadLetters):
         command = cmd.Diff(log.name, after, count, max_bytes=max_bytes, touch=False, frames=True)
         command.match = filter_of(forward)
         try:
-            page = self._read_page(log, command)
+            page = self.reads.read_page(log, command)
         except ColdMiss as miss:
             uid = forward.uid
-            self.cold.wait(
+            self.state.cold.wait(
                 miss, lambda error: self._copies_ready(log, uid, error), name=("copies", log.id, uid)
             )
             return None
@@ -247,7 +259,7 @@ class Forwards(DeadLetters):
     def _copies_ready(self, log: TopicLog, uid: int, error: TopicsError | None) -> None:
         """Records that a forward waited for can be read now, for a while. After an error the copier retries by itself."""
         if error is None:
-            for call in self.events.copies_readable:
+            for call in self.state.events.copies_readable:
                 call(log, uid)
 
     def empty_copies(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
@@ -257,9 +269,9 @@ class Forwards(DeadLetters):
 
     def check_forwards(self) -> None:
         """Assert that every topic knows its forwards, and that every start position belongs to an existing topic."""
-        if self.read_only is not None:
+        if self.state.read_only is not None:
             return  # copying has stopped
-        for log in self.by_id.values():
+        for log in self.state.by_id.values():
             if log.dropped:
                 continue
             uids = [
@@ -270,58 +282,60 @@ class Forwards(DeadLetters):
             ]
             assert list(log.outflows) == sorted(uids), (log.name, log.outflows, uids)
         for outflow in self.outflows.values():
-            assert outflow.starts.keys() <= self.by_id.keys(), outflow
+            assert outflow.starts.keys() <= self.state.by_id.keys(), outflow
         known = [uid for uids in self._literals.values() for uid in uids]
         assert len(known) + self._patterns.count == len(self.outflows)
 
     # -- dest ----------------------------------------------------------------------------------------------
 
     def _open_inflow(self, token: object, command: fwd.OpenInflow) -> None:
-        self._check_writable()
-        self.reserve(4 * CONTROL_BYTES)
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        self.state.reserve(4 * CONTROL_BYTES)
+        log = self.state.for_write(command.topic)
         made = log is None
         op = Op(log or self._no_topic, token, fwd.InflowOpened(command.uid, made), sync=True)
         if log is None:
             if not command.create:
                 raise TopicNotFound(command.topic)
             config = TopicConfig()
-            self._check_creation(command.topic, config)
-            log = op.log = self._create(command.topic, config)
+            self.appends.check_creation(command.topic, config)
+            log = op.log = self.appends.create(command.topic, config)
             op.config = config
         inflows = log.inflows = log.inflows if log.inflows is not None else {}
         if command.uid not in inflows:
             inflows[command.uid] = Inflow(command.name, command.source)
             opened = InflowOpen(command.uid, command.name, command.source)
-            self.add_frame(frames.encode_control(frames.INFLOW_OPEN, log.id, self.now_ms, opened))
-        self.touched[log.id] = log
-        self.add_op(op)
+            self.state.add_frame(frames.encode_control(frames.INFLOW_OPEN, log.id, self.state.now_ms, opened))
+        self.state.touched[log.id] = log
+        self.state.add_op(op)
 
     def _close_inflow(self, token: object, command: fwd.CloseInflow) -> None:
-        self._check_writable()
-        self.reserve(2 * CONTROL_BYTES)
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        self.state.reserve(2 * CONTROL_BYTES)
+        log = self.state.for_write(command.topic)
         op = Op(log or self._no_topic, token, fwd.InflowClosed(command.uid), sync=True)
         if log is not None and log.inflows is not None and log.inflows.pop(command.uid, None) is not None:
             log.inflows = log.inflows or None
-            self.add_frame(frames.encode_control(frames.INFLOW_CLOSE, log.id, self.now_ms, command.uid))
-            self.touched[log.id] = log
+            self.state.add_frame(
+                frames.encode_control(frames.INFLOW_CLOSE, log.id, self.state.now_ms, command.uid)
+            )
+            self.state.touched[log.id] = log
         if command.undo:
             self._undo_topic(command.topic, op)
-        self.add_op(op)
+        self.state.add_op(op)
 
     def _undo_topic(self, name: str, op: Op) -> None:
         """Drop a topic that was created for a forward that is then refused, unless it has been used since."""
-        log = self.staged.get(name)
+        log = self.state.staged.get(name)
         if log is None or log.next_seq > 1 or log.inflows or log.outflows or log.config != TopicConfig():
             return
         if log.transactions is not None:
             return
         if log.consumers is not None and log.consumers.named:
             return
-        self.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.now_ms, None))
+        self.state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.state.now_ms, None))
         log.dropped = True
-        del self.staged[name]
+        del self.state.staged[name]
         op.log, op.dropped = log, True
 
     def _forwards_of(self, log: TopicLog) -> list[tuple[int, str]]:
@@ -351,7 +365,7 @@ class Forwards(DeadLetters):
         )
 
     def _drop_topic_with_forwards(self, token: object, command: cmd.DropTopic) -> None:
-        log = self.staged.get(command.topic)
+        log = self.state.staged.get(command.topic)
         if log is None or not (log.inflows or log.outflows):
             self._inner_drop_topic(token, command)
             return
@@ -360,7 +374,7 @@ class Forwards(DeadLetters):
             raise Forbidden(
                 "deleting the topic would delete a router that this key may not use; delete the router first, with a key that may"
             )
-        self.reserve((1 + len(ending)) * CONTROL_BYTES)
+        self.state.reserve((1 + len(ending)) * CONTROL_BYTES)
         self._inner_drop_topic(token, command)
         # In the same envelope: they must not apply to a new topic of this name.
         ended = {uid for uid, _ in ending}
@@ -370,16 +384,16 @@ class Forwards(DeadLetters):
             else:
                 self.outflows[uid].starts.pop(log.id, None)
         log.outflows = ()
-        self.copies_due.pop(log.id, None)
-        dropped = self.ops[-1].result
+        self.state.copies_due.pop(log.id, None)
+        dropped = self.state.ops[-1].result
         assert isinstance(dropped, cmd.TopicDropped)
         dropped.forwards = ending
 
     def _take_copies(self, token: object, command: fwd.TakeCopies) -> None:
-        self._check_writable()
+        self.state.check_writable()
         copies = command.copies
         uid = copies.forward.uid
-        log = self._for_write(command.topic)
+        log = self.state.for_write(command.topic)
         inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
         if log is None or inflow is None:
             raise ForwardNotFound(copies.forward.name)
@@ -390,24 +404,24 @@ class Forwards(DeadLetters):
         result = fwd.CopiesTaken(uid, copies.source_id, mark, total=inflow.total)
         if copies.upto <= mark or copies.after > mark:
             # Held, as copies below the mark may not be visible yet, and a read may be waiting for them.
-            self._answer(token, result, log, held=log.pending > 0)
+            self.state.answer(token, result, log, held=log.pending > 0)
             return
         runs, upto = self._fitting_runs(log, copies, mark, result)
         lost = self._lost_count(copies, mark, upto)
         if upto == mark:
-            self._answer(token, result, log, held=log.pending > 0)
+            self.state.answer(token, result, log, held=log.pending > 0)
             return
         last = self._stage_copies(log, runs, lost)
         count = sum(len(run.seqs) for run in runs)
         inflow.total += count
-        self.counters["copies"] = self.counters.get("copies", 0) + count
+        self.state.counters["copies"] = self.state.counters.get("copies", 0) + count
         inflow.set_mark(copies.source_id, epoch, upto)
         copied = Copied(uid, copies.source_id, epoch, upto, inflow.total)
-        self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))
-        self.touched[log.id] = log
+        self.state.add_frame(frames.encode_control(frames.COPIED, log.id, self.state.now_ms, copied))
+        self.state.touched[log.id] = log
         result.mark, result.total = upto, inflow.total
         if last is None:
-            self.add_op(Op(log, token, result))
+            self.state.add_op(Op(log, token, result))
         else:
             last.token, last.result = token, result
 
@@ -415,12 +429,12 @@ class Forwards(DeadLetters):
         assert log.inflows is not None
         inflow = log.inflows[uid]
         if source_id in inflow.marks:
-            self.reserve(CONTROL_BYTES)
+            self.state.reserve(CONTROL_BYTES)
             inflow.set_mark(source_id, 0, GONE)
             copied = Copied(uid, source_id, 0, GONE, inflow.total)
-            self.add_frame(frames.encode_control(frames.COPIED, log.id, self.now_ms, copied))
-            self.touched[log.id] = log
-        self.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
+            self.state.add_frame(frames.encode_control(frames.COPIED, log.id, self.state.now_ms, copied))
+            self.state.touched[log.id] = log
+        self.state.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
 
     def _fitting_runs(
         self, log: TopicLog, copies: fwd.Copies, mark: int, result: fwd.CopiesTaken
@@ -465,21 +479,21 @@ class Forwards(DeadLetters):
         writes = [(run.records(), run.sizes) for run in runs if run.seqs]
         total = sum(sum(sizes) for _, sizes in writes)
         # The record size is not checked: the source topic accepted the record, and only its meta may have grown.
-        self._check_space(log, config, total)
+        self.appends.check_space(log, config, total)
         per_tag = bool(config.cap_per_tag)
         need = sum(
             frame_bytes_at_most(records, None, sum(sizes), per_tag=per_tag) for records, sizes in writes
         )
-        self.reserve(need + 4 * CONTROL_BYTES)
+        self.state.reserve(need + 4 * CONTROL_BYTES)
         sync = config.durability == "fsync"
         if lost:
-            self.stage_loss(log, lost, Op(log, sync=sync))
+            self.appends.stage_loss(log, lost, Op(log, sync=sync))
         op = None
         for records, sizes in writes:
             if op is not None:
                 op.plain = False  # it has no reply
             op = Op(log, sync=sync)
-            self.stage_append(log, config, records, sizes, op, created=False)
+            self.appends.stage_append(log, config, records, sizes, op, created=False)
         return op
 
 

@@ -18,7 +18,7 @@ from topics.api.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.commands import topics as cmd
 from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.shard.long_commands import Work
-from topics.engine.shard.staging import CONTROL_BYTES, Postpone, Staging, Waiter, as_ranges
+from topics.engine.shard.state import CONTROL_BYTES, Postpone, ShardState, Waiter, as_ranges
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.control import Deletion
@@ -34,23 +34,36 @@ ROWS_PER_SLICE = 512  # rows scanned at a time when the tag index did not give a
 WAITERS_DONE_MAX = 64  # answered waiters always tolerated in the heap
 
 
-class Queries(Staging):
+class Reads:
+    def __init__(self, state: ShardState) -> None:
+        self.state = state
+        state.handlers |= {
+            cmd.Diff: self._diff,
+            cmd.State: self._state,
+            cmd.ListTopics: self._list,
+            cmd.LastByTag: self._last_by_tag,
+            cmd.NextByTag: self._next_by_tag,
+            cmd.RecordsAt: self._records_at,
+            cmd.CountByTag: self._count_by_tag,
+            cmd.ListDeleted: self._list_deleted,
+        }
+
     def _diff(self, token: object, command: cmd.Diff) -> None:
         if min(command.from_seq, command.limit, command.max_bytes, command.wait_ms, command.from_ts) < 0:
             raise InvalidRequest("from_seq, from_ts, limit, max_bytes and wait_ms cannot be negative")
-        log = self._for_read(command.topic)
+        log = self.state.for_read(command.topic)
         if command.touch:
-            log.last_read_ts = self.now_ms
-        page = self._read_page(log, command)
+            log.last_read_ts = self.state.now_ms
+        page = self.read_page(log, command)
         if self._has_nothing_new(page, page.head_seq) or command.from_seq > page.head_seq:
-            self._check_log_complete()
+            self.state.check_log_complete()
         may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
         # A standing read reports its progress; a client's long poll waits for a record.
         is_news = command.standing and page.next_from_seq != command.from_seq
         if may_wait and not is_news and self._has_nothing_new(page, page.head_seq):
             self.park(token, command, log, page.head_seq)
         else:
-            self._answer(token, page, log)
+            self.state.answer(token, page, log)
 
     @staticmethod
     def _has_nothing_new(page: cmd.Page | cmd.FramePage, head: int) -> bool:
@@ -61,47 +74,47 @@ class Queries(Staging):
             and page.next_from_seq == page.head_seq == head
         )
 
-    def _read_page(self, log: TopicLog, command: cmd.Diff) -> cmd.Page | cmd.FramePage:
+    def read_page(self, log: TopicLog, command: cmd.Diff) -> cmd.Page | cmd.FramePage:
         while True:
             try:
-                return self.reader.diff(log, command)
+                return self.state.reader.diff(log, command)
             except DamagedSegment as damage:
-                self._record_losses(log, damage)
+                self.record_losses(log, damage)
 
-    def _record_losses(self, log: TopicLog, damage: DamagedSegment) -> None:
+    def record_losses(self, log: TopicLog, damage: DamagedSegment) -> None:
         """Replace damaged records by announced losses, so that the read can continue without them."""
         chunk = damage.chunk
-        rows, erased = damage.found or self.reader.damaged_rows(log, chunk)
+        rows, erased = damage.found or self.state.reader.damaged_rows(log, chunk)
         if erased:
             self._redelete(log, as_ranges([chunk.first_seq + row for row in erased]))
-        self.counters["corrupt"] = self.counters.get("corrupt", 0) + len(rows)
+        self.state.counters["corrupt"] = self.state.counters.get("corrupt", 0) + len(rows)
         for first, last in as_ranges([chunk.first_seq + row for row in rows]):
             op = Op(log)
-            if self.read_only is None and self.has_room(CONTROL_BYTES):
-                self.add_frame(
-                    frames.encode_control(frames.LOSS, log.id, self.now_ms, [first, last, "corrupt"])
+            if self.state.read_only is None and self.state.has_room(CONTROL_BYTES):
+                self.state.add_frame(
+                    frames.encode_control(frames.LOSS, log.id, self.state.now_ms, [first, last, "corrupt"])
                 )
             log.stage_loss((first, last, "corrupt"), op)
-            self.count_live(op)
+            self.state.count_live(op)
             log.publish_now(op)
-        self.touched[log.id] = log
+        self.state.touched[log.id] = log
 
     def _redelete(self, log: TopicLog, ranges: list[Range]) -> None:
         """Delete records whose bytes were erased: they were deleted, though no other trace of that is left."""
         op = Op(log)
-        if self.read_only is None and self.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
+        if self.state.read_only is None and self.state.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
             deletion = Deletion(ranges, False)
-            self.add_frame(frames.encode_control(frames.DELETE, log.id, self.now_ms, deletion))
+            self.state.add_frame(frames.encode_control(frames.DELETE, log.id, self.state.now_ms, deletion))
         log.stage_delete(ranges, op)
-        self.count_live(op)
+        self.state.count_live(op)
         log.publish_now(op)
 
     def park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
         """Park a read that has seen the topic up to its head until there is more."""
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
-        waiter = Waiter(token, command, self.clock.mono_ms + wait_ms, log, head)
+        waiter = Waiter(token, command, self.state.clock.mono_ms + wait_ms, log, head)
         log.waiters.append(waiter)
-        self._waiting += 1
+        self.state.waiting += 1
         if not command.standing:
             self._push_waiter(waiter, waiter.deadline_ms)
 
@@ -114,33 +127,37 @@ class Queries(Staging):
                 self._close_waiter(waiter)
                 return
         # It is being handled (again), and waits for the topic's upkeep or for cold blocks.
-        if self.cold.waiting:
-            self.cold.withdraw(lambda found: found is token)
-        if self.upkeep:
-            self.upkeep.withdraw(lambda found: found is token)
+        if self.state.cold.waiting:
+            self.state.cold.withdraw(lambda found: found is token)
+        if self.state.upkeep:
+            self.state.upkeep.withdraw(lambda found: found is token)
 
     def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
-        self._waiter_count += 1
-        heapq.heappush(self.waiter_heap, (due_ms, self._waiter_count, waiter))
-        if len(self.waiter_heap) > 2 * self._waiting + WAITERS_DONE_MAX:
+        self.state.waiter_count += 1
+        heapq.heappush(self.state.waiter_heap, (due_ms, self.state.waiter_count, waiter))
+        if len(self.state.waiter_heap) > 2 * self.state.waiting + WAITERS_DONE_MAX:
             # Answered waiters would stay until their deadline: half a minute of a busy tail.
-            self.waiter_heap = [entry for entry in self.waiter_heap if not entry[2].done]
-            heapq.heapify(self.waiter_heap)
+            self.state.waiter_heap = [entry for entry in self.state.waiter_heap if not entry[2].done]
+            heapq.heapify(self.state.waiter_heap)
 
     def end_polls(self) -> None:
         """Answer long polls whose deadline has passed."""
         room = limits.WAKE_BYTES_MAX
         for _ in range(limits.POLLS_ENDED_MAX):
-            if room <= 0 or not self.waiter_heap or self.waiter_heap[0][0] > self.clock.mono_ms:
+            if (
+                room <= 0
+                or not self.state.waiter_heap
+                or self.state.waiter_heap[0][0] > self.state.clock.mono_ms
+            ):
                 return
-            waiter = heapq.heappop(self.waiter_heap)[2]
+            waiter = heapq.heappop(self.state.waiter_heap)[2]
             if waiter.done:
                 continue
-            if self.can_send(waiter.token):
+            if self.state.can_send(waiter.token):
                 waiter.log.waiters.remove(waiter)
                 room -= self.serve_waiter(waiter, is_last=True)
             else:
-                self._push_waiter(waiter, self.clock.mono_ms + SEND_RETRY_MS)
+                self._push_waiter(waiter, self.state.clock.mono_ms + SEND_RETRY_MS)
 
     def serve_waiter(self, waiter: Waiter, *, is_last: bool = False) -> int:
         """Answer a parked read if there is something new for it, or it `is_last`; returns the delivery cost in bytes."""
@@ -148,7 +165,7 @@ class Queries(Staging):
         size = 0
         try:
             if not log.view.dropped and log.stored is None and not log.deferred:
-                page = self._read_page(log, waiter.command)
+                page = self.read_page(log, waiter.command)
                 if not is_last and self._has_nothing_new(page, waiter.head):
                     log.waiters.append(waiter)
                     return CHECK_COST
@@ -156,8 +173,8 @@ class Queries(Staging):
                 if type(page) is cmd.Page and page.seqs and log.needs_no_upkeep:
                     self._close_waiter(waiter)
                     if waiter.command.touch:
-                        log.last_read_ts = self.now_ms
-                    self.ready.append((waiter.token, page))
+                        log.last_read_ts = self.state.now_ms
+                    self.state.ready.append((waiter.token, page))
                     return size + WAKE_COST
         except (TopicsError, OSError):
             pass  # handled again below, where the error becomes the reply
@@ -168,23 +185,23 @@ class Queries(Staging):
         """Handle the read again without waiting, whatever the reply is."""
         self._close_waiter(waiter)
         if waiter.log.view.dropped:
-            self.ready.append((waiter.token, TopicNotFound(waiter.log.name)))
+            self.state.ready.append((waiter.token, TopicNotFound(waiter.log.name)))
             return
-        self.handle(waiter.token, replace(waiter.command, wait_ms=0))
+        self.state.handle(waiter.token, replace(waiter.command, wait_ms=0))
 
     def _close_waiter(self, waiter: Waiter) -> None:
         waiter.done = True
-        self._waiting -= 1
+        self.state.waiting -= 1
 
     def _state(self, token: object, command: cmd.State) -> None:
-        log = self._for_read(command.topic)
+        log = self.state.for_read(command.topic)
         if command.touch:
-            log.last_read_ts = self.now_ms
-        self._answer(token, self._state_of(log), log)
+            log.last_read_ts = self.state.now_ms
+        self.state.answer(token, self._state_of(log), log)
 
     def _state_of(self, log: TopicLog) -> cmd.TopicState:
         state = state_of(log)
-        for call in self.events.state_requested:
+        for call in self.state.events.state_requested:
             call(log, state)
         return state
 
@@ -194,28 +211,28 @@ class Queries(Staging):
         timed: TopicLog | None = None  # a topic whose state depends on the time
         pending: UpkeepPending | None = None
         for name in islice(self._listed(command), size + 1):
-            log = self.published[name]
+            log = self.state.published[name]
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred or log.is_over_cap:
                 try:
-                    self._touch(log)
+                    self.state.touch(log)
                 except UpkeepPending as error:  # continue, so that the other topics are queued as well
                     pending = error
                     continue
-                self._postpone_if_expiring(log)
+                self.state.postpone_if_expiring(log)
                 timed = log
             if command.touch and len(rows) < size:
-                log.last_read_ts = self.now_ms
+                log.last_read_ts = self.state.now_ms
             rows.append(self._state_of(log))
         if pending is not None:
             raise pending
         if timed is not None:
-            self._answer(token, cmd.TopicList(rows), timed)
+            self.state.answer(token, cmd.TopicList(rows), timed)
         else:
-            self.ready.append((token, cmd.TopicList(rows)))
+            self.state.ready.append((token, cmd.TopicList(rows)))
 
     def _listed(self, command: cmd.ListTopics) -> Iterator[str]:
         """The names of a list request, ascending; names outside its prefixes are skipped without a scan."""
-        names = self.names
+        names = self.state.names
         after = names.bisect_right(command.after) if command.after else 0
         for prefix in narrow_prefixes(command.prefix, command.prefixes):
             for name in names.islice(max(after, names.bisect_left(prefix))):
@@ -226,16 +243,16 @@ class Queries(Staging):
     # -- by tag: scans of the tag index run in slices -------------------------------------------------------
 
     def _last_by_tag(self, token: object, command: cmd.LastByTag) -> None:
-        log = self._for_read(command.topic)
-        self._check_log_complete()
+        log = self.state.for_read(command.topic)
+        self.state.check_log_complete()
         work = (
             self._last_of_each(token, log, command) if command.each else self._find_one(token, log, command)
         )
-        self.long.start(token, command, log, work)
+        self.state.long.start(token, command, log, work)
 
     def _next_by_tag(self, token: object, command: cmd.NextByTag) -> None:
-        log = self._for_read(command.topic)
-        self.long.start(token, command, log, self._find_one(token, log, command))
+        log = self.state.for_read(command.topic)
+        self.state.long.start(token, command, log, self._find_one(token, log, command))
 
     def _last_of_each(
         self, token: object, log: TopicLog, command: cmd.LastByTag, before: cmd.RecordsAt | None = None
@@ -253,7 +270,7 @@ class Queries(Staging):
                 break
             # All tags of the page were removed in the meantime: an empty page would have no cursor.
             tags, more = yield from tags_page(log, command, tags[-1])
-        self.handle(token, cmd.RecordsAt(log.name, log.id, seqs, command, more, tags))
+        self.state.handle(token, cmd.RecordsAt(log.name, log.id, seqs, command, more, tags))
 
     def _find_one(
         self,
@@ -271,11 +288,11 @@ class Queries(Staging):
         if not log.is_live(seq):
             seq = yield from find_replacement(log, command, seq, since)
         if not seq and isinstance(command, cmd.NextByTag):
-            self._check_log_complete()
-        self.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else [], command, since=since))
+            self.state.check_log_complete()
+        self.state.handle(token, cmd.RecordsAt(log.name, log.id, [seq] if seq else [], command, since=since))
 
     def _records_at(self, token: object, command: cmd.RecordsAt) -> None:
-        log = self._for_read(command.topic)
+        log = self.state.for_read(command.topic)
         if log.id != command.topic_id:
             raise TopicNotFound(command.topic)
         if log.are_live(np.array(command.seqs, np.uint64)).all():
@@ -286,7 +303,7 @@ class Queries(Staging):
             work = self._last_of_each(token, log, asked, command)
         else:
             work = self._find_one(token, log, asked, command)
-        self.long.start(token, command, log, work)
+        self.state.long.start(token, command, log, work)
 
     def _last_seqs(self, log: TopicLog, tags: list[bytes], bytes_max: int) -> tuple[list[int], int]:
         """The last seqs, ascending, of as many tags as fit a page; and the number of those tags."""
@@ -300,7 +317,7 @@ class Queries(Staging):
             if found is None:
                 continue
             size += found[0].length_at(found[1])
-            if self.reader.is_cold(log, found[0]):
+            if self.state.reader.is_cold(log, found[0]):
                 cold.add((found[0].first_seq, found[0].get(found[1])[0] // BLOCK_BYTES))
             if (size > bytes_max or len(cold) > limits.COLD_BLOCKS_PER_READ) and taken:
                 return sorted(seqs), at
@@ -332,23 +349,23 @@ class Queries(Staging):
                 raise Postpone(log)
             try:
                 if picked:
-                    self.reader.fill(log, page, [(chunk, np.array(rows)) for chunk, rows in picked])
+                    self.state.reader.fill(log, page, [(chunk, np.array(rows)) for chunk, rows in picked])
                 break
             except DamagedSegment as damage:
-                self._record_losses(log, damage)
-        self._answer(token, page, log, held=log.pending > 0)
+                self.record_losses(log, damage)
+        self.state.answer(token, page, log, held=log.pending > 0)
 
     def _is_being_staged(self, log: TopicLog, seq: int) -> bool:
         """Whether an unpublished record is part of the staged group, so that its frame is not in a file yet."""
-        found = log.find(seq) if self.appended else None
-        if found is None or log.runs[log.run_at(seq)][1] != self.file_number:
+        found = log.find(seq) if self.state.appended else None
+        if found is None or log.runs[log.run_at(seq)][1] != self.state.file_number:
             return False
-        return found[0].get(found[1])[0] >= self.frame_offset
+        return found[0].get(found[1])[0] >= self.state.frame_offset
 
     def _count_by_tag(self, token: object, command: cmd.CountByTag) -> None:
-        self._check_log_complete()
-        log = self._for_read(command.topic)
-        self.long.start(token, command, log, self._counts(token, log, command))
+        self.state.check_log_complete()
+        log = self.state.for_read(command.topic)
+        self.state.long.start(token, command, log, self._counts(token, log, command))
 
     def _counts(self, token: object, log: TopicLog, command: cmd.CountByTag) -> Work:
         counts: list[tuple[bytes, int]] = []
@@ -357,14 +374,14 @@ class Queries(Staging):
             tags, more = yield from tags_page(log, command, after)
             counts = [(tag, count) for tag in tags if (count := log.tags.count(tag))]
             after = tags[-1] if tags else b""
-        self._answer(token, cmd.TagCounts(log.name, counts, more), log, held=log.pending > 0)
+        self.state.answer(token, cmd.TagCounts(log.name, counts, more), log, held=log.pending > 0)
 
     def _list_deleted(self, token: object, command: cmd.ListDeleted) -> None:
         if min(command.from_seq, command.limit) < 0:
             raise InvalidRequest("from_seq and limit cannot be negative")
-        self._check_log_complete()
-        log = self._for_read(command.topic)
-        self._answer(token, deleted_page(log, command), log)
+        self.state.check_log_complete()
+        log = self.state.for_read(command.topic)
+        self.state.answer(token, deleted_page(log, command), log)
 
 
 def deleted_page(log: TopicLog, command: cmd.ListDeleted) -> cmd.DeletedRanges:

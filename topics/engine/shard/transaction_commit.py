@@ -22,8 +22,8 @@ from topics.api.errors import (
 from topics.engine.commands import transactions as txc
 from topics.engine.commands.topics import Records
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
-from topics.engine.shard.appends import frame_bytes_at_most
-from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.appends import Appends, frame_bytes_at_most
+from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.shard.transactions import Transaction, Transactions
 from topics.engine.storage import frames
 from topics.engine.storage.files import is_out_of_resources
@@ -46,7 +46,12 @@ PARTS_PER_SLICE = 4096
 ChunkSelection = tuple[list[ChunkPosition], int]  # ordered chunks, and the size of the largest record
 
 
-class Committing(Transactions):
+class TransactionCommits:
+    def __init__(self, state: ShardState, appends: Appends, transactions: Transactions) -> None:
+        self.state = state
+        self.appends = appends
+        self.transactions = transactions
+
     def transaction_steps(self, txn: Transaction) -> Steps:
         """Do all current work of a transaction."""
         while not txn.log.dropped:
@@ -54,7 +59,7 @@ class Committing(Transactions):
                 yield from self._remove_file(txn)
                 return
             if txn.decision is not None:
-                if self.commits_deferred:
+                if self.transactions.commits_deferred:
                     return
                 yield from self._append_decided(txn, txn.decision)
             elif not txn.is_indexed:
@@ -66,21 +71,21 @@ class Committing(Transactions):
             else:
                 return
         self._refuse_written(txn)
-        self._forget_transaction(txn)  # its file is removed with the topic
+        self.transactions.forget_transaction(txn)  # its file is removed with the topic
 
     def _path(self, txn: Transaction) -> str:
-        return f"{self.reader.topic_dir(txn.log.id)}/{txn.name}"
+        return f"{self.state.reader.topic_dir(txn.log.id)}/{txn.name}"
 
     # -- the file ------------------------------------------------------------------------------------------
 
     def _index_file(self, txn: Transaction) -> Steps:
         """Read the file of a transaction that was begun before the restart, to learn which chunks it has."""
-        disk, path = self.disk, self._path(txn)
+        disk, path = self.transactions.disk, self._path(txn)
         assert disk is not None
         try:
             found = yield Blocking(STAGE_KIND, lambda: read_staged(disk, path))
         except (OSError, TopicsError) as error:  # TopicsError if a newer version wrote it
-            self._answer_all(txn, TopicsError(f"the staged chunks could not be read: {error}"))
+            self.transactions.answer_all(txn, TopicsError(f"the staged chunks could not be read: {error}"))
             return
         txn.is_indexed = True
         for entry in found:
@@ -89,14 +94,14 @@ class Committing(Transactions):
                 head = entry.chunk
                 placed = entry.offset, entry.bytes, head.records, head.size
                 txn.chunks.setdefault((head.part, head.chunk), (placed, head.largest))
-        self.staged_chunks += len(txn.chunks) if txn in self.transactions else 0
+        self.transactions.staged_chunks += len(txn.chunks) if txn in self.transactions.open else 0
 
     def _write_chunks(self, txn: Transaction) -> Steps:
         """Write all waiting chunks, with one sync."""
         self._take_waiting(txn)
         if not txn.writing:
             return
-        disk, path, end = self.disk, self._path(txn), txn.end
+        disk, path, end = self.transactions.disk, self._path(txn), txn.end
         assert disk is not None
         entries = [staged.entry for staged in txn.writing]
         sync = txn.log.config.durability == "fsync"
@@ -114,7 +119,7 @@ class Committing(Transactions):
             placed = txn.end, len(staged.entry), head.records, head.size
             txn.chunks[staged.key] = placed, head.largest
             txn.end += len(staged.entry)
-            self.staged_chunks += 1
+            self.transactions.staged_chunks += 1
             self._staged(txn, staged, repeated=False)
 
     def _take_waiting(self, txn: Transaction) -> None:
@@ -135,18 +140,18 @@ class Committing(Transactions):
     def _staged(self, txn: Transaction, staged: StagedChunk, *, repeated: bool) -> None:
         head = staged.head
         result = txc.ChunkStaged(txn.log.name, head.part, head.chunk, head.records, repeated)
-        self.ready.append((staged.token, result))
+        self.state.ready.append((staged.token, result))
 
     def _uncount(self, txn: Transaction, staged: StagedChunk) -> None:
         txn.bytes -= len(staged.entry)
-        self.staged_bytes -= len(staged.entry) if txn in self.transactions else 0
+        self.transactions.staged_bytes -= len(staged.entry) if txn in self.transactions.open else 0
 
     def _refuse_written(self, txn: Transaction) -> None:
         """Refuse chunks that were being written when the transaction ended."""
         writing, txn.writing = txn.writing, []
         for staged in writing:
             self._uncount(txn, staged)
-            self._reply_error(txn, staged.token, TransactionNotFound(txn.log.name, txn.id))
+            self.transactions.reply_error(txn, staged.token, TransactionNotFound(txn.log.name, txn.id))
 
     def _writing_failed(self, txn: Transaction, error: OSError) -> None:
         """Refuse the chunks of a failed write. Unless only space was missing, the file can no longer be trusted, so the
@@ -156,21 +161,21 @@ class Committing(Transactions):
         refusal = _refusal(error)
         for staged in writing:
             self._uncount(txn, staged)
-            self.ready.append((staged.token, refusal))
-        if not is_out_of_resources(error) and not txn.is_ended and self._has_control_room():
-            self._end_transaction(txn)
+            self.state.ready.append((staged.token, refusal))
+        if not is_out_of_resources(error) and not txn.is_ended and self.state.has_control_room():
+            self.transactions.end_transaction(txn)
 
     def _remove_file(self, txn: Transaction) -> Steps:
         """Remove the file once the end of the transaction is synced."""
-        disk, path = self.disk, self._path(txn)
+        disk, path = self.transactions.disk, self._path(txn)
         assert disk is not None
         yield WaitSynced(0)
         if not txn.log.dropped:
             try:
                 yield Blocking(STAGE_KIND, lambda: disk.remove(path))
             except OSError:
-                self.counters["txn_left"] += 1  # the next start removes it
-        self._forget_transaction(txn)
+                self.state.counters["txn_left"] += 1  # the next start removes it
+        self.transactions.forget_transaction(txn)
 
     # -- before the decision -------------------------------------------------------------------------------
 
@@ -187,10 +192,10 @@ class Committing(Transactions):
         if waiter in txn.commit_waiters:
             txn.commit_waiters.remove(waiter)
             if not waiter.is_answered:
-                self._reply_error(txn, waiter.token, refusal, waiter.command)
+                self.transactions.reply_error(txn, waiter.token, refusal, waiter.command)
 
     def _decide(self, txn: Transaction, command: txc.CommitTransaction) -> Steps:
-        disk, log, path = self.disk, txn.log, self._path(txn)
+        disk, log, path = self.transactions.disk, txn.log, self._path(txn)
         assert disk is not None and log.transactions is not None
         known = log.transactions
         if known.is_blocked(txn):  # a producer's batches are committed one at a time
@@ -204,23 +209,23 @@ class Committing(Transactions):
             self._check_read(txn, chosen, read)
             self._append_whole(txn, read)
             return
-        if self.config.min_free_bytes:
+        if self.state.config.min_free_bytes:
             free = yield Blocking(STAGE_KIND, disk.free_bytes)
             # Until a checkpoint a record is stored twice, in addition to the staged copy.
-            if free < self.config.min_free_bytes + 2 * size:
+            if free < self.state.config.min_free_bytes + 2 * size:
                 raise Throttled("not enough disk space for the batch; free some", limit="disk_full")
         entry, end = encode_decision(chosen), txn.end
         yield Blocking(STAGE_KIND, lambda: write_entries(disk, path, end, [entry], sync=True))
         self._check_commit(txn, records, size, largest)
-        self.reserve(2 * CONTROL_BYTES)
+        self.state.reserve(2 * CONTROL_BYTES)
         txn.end += len(entry)
         txn.bytes += len(entry)
-        self.staged_bytes += len(entry)
+        self.transactions.staged_bytes += len(entry)
         txn.order = chosen
         decision = Decision(end, len(chosen), records, size)
         txn.decide(decision)
-        self.bytes_reserved += size
-        self._log_entry(log, frames.TXN_DECIDED, Decided(txn.id, decision))
+        self.state.bytes_reserved += size
+        self.transactions.log_entry(log, frames.TXN_DECIDED, Decided(txn.id, decision))
         yield WaitSynced(0)
 
     def _select_chunks(
@@ -253,14 +258,14 @@ class Committing(Transactions):
 
     def _check_commit(self, txn: Transaction, records: int, size: int, largest: int) -> None:
         """Checks that may refuse the commit before it is decided."""
-        self._check_writable()
+        self.state.check_writable()
         log = txn.log
         if txn.is_ended or log.dropped:
             raise TransactionNotFound(log.name, txn.id)
-        self.upkeep_now(log)
+        self.state.upkeep_now(log)
         if records:
-            self._check_room(log, log.config, log.name, records, size, largest)
-        self._check_producers(log.transactions, txn.producer)
+            self.appends.check_room(log, log.config, log.name, records, size, largest)
+        self.transactions.check_producers(log.transactions, txn.producer)
 
     def _check_read(self, txn: Transaction, chosen: list[ChunkPosition], read: list[Records | None]) -> None:
         """Drop chunks that turned out to be damaged, so that they can be staged again."""
@@ -270,7 +275,7 @@ class Committing(Transactions):
         keys = [key for key, (placed, _) in txn.chunks.items() if placed[0] in damaged]
         for key in keys:
             del txn.chunks[key]
-            self.staged_chunks -= 1
+            self.transactions.staged_chunks -= 1
         raise _incomplete(txn, [{"part": part, "missing": [chunk]} for part, chunk in keys])
 
     # -- appending to the log ------------------------------------------------------------------------------
@@ -279,7 +284,7 @@ class Committing(Transactions):
         """Append a small batch: all records and the end of the transaction in one envelope."""
         log = txn.log
         made = [records for records in read if records is not None]
-        self.reserve(self._need(txn, made))
+        self.state.reserve(self._need(txn, made))
         first = log.next_seq
         for records in made:
             self._append_chunk(txn, records, sync=True)
@@ -297,12 +302,12 @@ class Committing(Transactions):
 
     def _append_chunk(self, txn: Transaction, records: Records, *, sync: bool) -> None:
         op = Op(txn.log, sync=sync)
-        self.stage_append(txn.log, txn.log.config, records, _sizes(records), op, created=False)
+        self.appends.stage_append(txn.log, txn.log.config, records, _sizes(records), op, created=False)
         op.plain = False  # it has no reply
 
     def _append_decided(self, txn: Transaction, decision: Decision) -> Steps:
         """Append the chunks of a decided commit that are not in the log yet. Only dropping the topic ends this early."""
-        disk, log, path = self.disk, txn.log, self._path(txn)
+        disk, log, path = self.transactions.disk, txn.log, self._path(txn)
         assert disk is not None
         if txn.order is None:
             try:
@@ -313,14 +318,14 @@ class Committing(Transactions):
             # If the list of chunks cannot be read, all remaining records are lost.
             txn.order = order if order is not None else [(0, 0, 0, 0)] * decision.chunks
             if order is None and not log.dropped:
-                self.upkeep_now(log)
+                self.state.upkeep_now(log)
                 while not self._can_append(txn, []):
                     yield from self._pause(txn)
                     if txn.is_ended:
                         return
                 self._record_lost_chunk(txn, decision.records - decision.count)
                 self._advance(txn, decision, decision.chunks, 0, decision.size - decision.size_done)
-        while not txn.is_ended and not self.commits_deferred:
+        while not txn.is_ended and not self.transactions.commits_deferred:
             placed = _next_slice(txn.order, decision.done)
             try:
                 read = yield Blocking(STAGE_KIND, partial(read_chunks, disk, path, placed))
@@ -334,20 +339,22 @@ class Committing(Transactions):
                 yield None
 
     def _pause(self, txn: Transaction) -> Steps:
-        at_ms = txn.resume_ms = self.clock.mono_ms + limits.TXN_RETRY_MS
-        self._txn_timer_ms = min(self._txn_timer_ms, at_ms)
-        yield WaitUntil(lambda: txn.is_ended or self.clock.mono_ms >= at_ms)
+        at_ms = txn.resume_ms = self.state.clock.mono_ms + limits.TXN_RETRY_MS
+        self.transactions.timer_ms = min(self.transactions.timer_ms, at_ms)
+        yield WaitUntil(lambda: txn.is_ended or self.state.clock.mono_ms >= at_ms)
 
     def _can_append(self, txn: Transaction, read: list[Records | None]) -> bool:
         """Whether there is space for a slice. Caps were checked before the decision. The last space is kept for deletes."""
         try:
-            self.upkeep_now(txn.log)
+            self.state.upkeep_now(txn.log)
         except (OSError, TopicsError):
             return False
-        if (self.low_space or self.disk_full or self.log_full) and txn.log.config.durability != "ephemeral":
+        if (
+            self.state.low_space or self.state.disk_full or self.state.log_full
+        ) and txn.log.config.durability != "ephemeral":
             return False
         made = [records for records in read if records is not None]
-        return self.has_room(self._need(txn, made) + len(read) * CONTROL_BYTES)
+        return self.state.has_room(self._need(txn, made) + len(read) * CONTROL_BYTES)
 
     def _append_slice(
         self, txn: Transaction, decision: Decision, placed: list[ChunkPosition], read: list[Records | None]
@@ -369,24 +376,26 @@ class Committing(Transactions):
         self._advance(txn, decision, decision.done + len(placed), count, size)
 
     def _record_lost_chunk(self, txn: Transaction, count: int) -> None:
-        self.stage_loss(txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt")
-        self.counters["corrupt"] = self.counters.get("corrupt", 0) + 1
+        self.appends.stage_loss(
+            txn.log, count, Op(txn.log, sync=txn.log.config.durability == "fsync"), "corrupt"
+        )
+        self.state.counters["corrupt"] = self.state.counters.get("corrupt", 0) + 1
 
     def _advance(self, txn: Transaction, decision: Decision, done: int, count: int, size: int) -> None:
         """Log the progress, in the same envelope as the records."""
-        self.bytes_reserved -= size
+        self.state.bytes_reserved -= size
         count += decision.count
         size += decision.size_done
         if done == decision.chunks:
             self._end_committed(txn, decision.first_seq, decision.last_seq, count, done, size)
             return
         entry = Advanced(
-            txn.id, False, done, decision.first_seq, decision.last_seq, count, size, self.now_ms, []
+            txn.id, False, done, decision.first_seq, decision.last_seq, count, size, self.state.now_ms, []
         )
         # Records of an ephemeral topic are not in the log: a restart must append them again, so no progress is logged.
         is_logged = txn.log.config.durability != "ephemeral"
         if is_logged:
-            self._log_entry(txn.log, frames.TXN_ADVANCED, entry)
+            self.transactions.log_entry(txn.log, frames.TXN_ADVANCED, entry)
         assert txn.log.transactions is not None
         txn.log.transactions.note_advanced(entry, is_logged=is_logged)
 
@@ -398,20 +407,20 @@ class Committing(Transactions):
         """
         log, known = txn.log, txn.log.transactions
         assert known is not None
-        forgotten = known.evictable_producers(txn.producer, self.now_ms) or []
-        entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, self.now_ms, forgotten)
-        self._log_entry(log, frames.TXN_ADVANCED, entry)
+        forgotten = known.evictable_producers(txn.producer, self.state.now_ms) or []
+        entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, self.state.now_ms, forgotten)
+        self.transactions.log_entry(log, frames.TXN_ADVANCED, entry)
         waiter, txn.commit_waiters = txn.commit_waiters, []
         for over in known.note_advanced(entry):
             if over is not txn:
-                self._answer_all(over, TransactionNotFound(log.name, over.id))
-            self.transactions_with_work[over] = None
-        self.counters["txn_committed"] += 1
+                self.transactions.answer_all(over, TransactionNotFound(log.name, over.id))
+            self.transactions.with_work[over] = None
+        self.state.counters["txn_committed"] += 1
         for one in waiter:
             if not one.is_answered:
-                self.add_op(Op(log, one.token, self._committed(log, txn.id), sync=True))
+                self.state.add_op(Op(log, one.token, self.transactions.committed(log, txn.id), sync=True))
         if not waiter:
-            self.add_op(Op(log, sync=True))  # readers see its records, in order, once they are synced
+            self.state.add_op(Op(log, sync=True))  # readers see its records, in order, once they are synced
 
 
 def _sizes(records: Records) -> list[int]:

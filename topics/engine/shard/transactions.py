@@ -16,7 +16,7 @@ from typing import TypeAlias
 import msgspec
 
 from topics.api import limits
-from topics.api.config import EngineConfig, TopicConfig
+from topics.api.config import TopicConfig
 from topics.api.errors import (
     Conflict,
     InvalidRequest,
@@ -30,11 +30,9 @@ from topics.api.errors import (
 )
 from topics.engine.commands import topics as cmd
 from topics.engine.commands import transactions as txc
-from topics.engine.core.clock import EngineClock
 from topics.engine.core.ports import Disk
-from topics.engine.reading.reader import Reader
-from topics.engine.shard.forwards import Forwards
-from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.appends import Appends
+from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.storage import frames
 from topics.engine.storage.transaction_file import (
     ChunkHead,
@@ -67,51 +65,60 @@ Transaction: TypeAlias = OpenTransaction[TopicLog]
 TopicTxns: TypeAlias = TopicTransactions[TopicLog]
 
 
-class Transactions(Forwards):
-    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
-        super().__init__(config, clock, reader, boot_id)
-        self.disk: Disk | None = None  # the engine's disk, for transaction files
-        self.transactions: dict[Transaction, None] = {}  # open, or ended with a file that is not removed yet
+class Transactions:
+    def __init__(self, state: ShardState, appends: Appends, disk: Disk) -> None:
+        self.state = state
+        self.appends = appends
+        self.disk = disk  # for transaction files
+        self.open: dict[Transaction, None] = {}  # open, or ended with a file that is not removed yet
         self.staged_bytes = 0
         self.staged_chunks = 0
-        self.transactions_with_work: dict[Transaction, None] = {}
+        self.with_work: dict[Transaction, None] = {}
         self.commits_deferred = False  # decided commits continue after the next start
-        self._txn_timer_ms = NEVER_MS  # the next transaction timeout, on the monotonic clock
+        self.timer_ms = NEVER_MS  # the next transaction timeout, on the monotonic clock
+        state.handlers |= {
+            txc.BeginTransaction: self._begin_transaction,
+            txc.StageChunk: self._stage_chunk,
+            txc.CommitTransaction: self._commit_transaction,
+            txc.AbortTransaction: self._abort_transaction,
+        }
+        self._inner_drop_topic = state.wrap(cmd.DropTopic, self._drop_topic_with_transactions)
+        state.events.checked.append(self.check_transactions)
 
     # -- begin ---------------------------------------------------------------------------------------------
 
     def _begin_transaction(self, token: object, command: txc.BeginTransaction) -> None:
-        self._check_writable()
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        log = self.state.for_write(command.topic)
         config = log.config if log is not None else self._begin_config(command)
         known = log.transactions if log is not None else None
         txn_id = transaction_id(command.producer, command.batch)
         if log is not None and known is not None and self._answer_known(token, log, known, command, txn_id):
             return
         self._check_opening(known, command.producer)
-        self.reserve(4 * CONTROL_BYTES)
+        self.state.reserve(4 * CONTROL_BYTES)
         created = log is None
         if log is None:
-            log = self._create(command.topic, config)
+            log = self.appends.create(command.topic, config)
         if log.transactions is None:
             log.transactions = TopicTransactions()
         number = log.transactions.number + 1
         ttl_ms = min(max(command.ttl_ms, limits.TXN_TTL_MS_MIN), limits.TXN_TTL_MS_MAX)
         opened = Opened(txn_id, number, command.producer, command.batch, ttl_ms)
-        self._log_entry(log, frames.TXN_OPENED, opened)
+        self.log_entry(log, frames.TXN_OPENED, opened)
         self._add_transaction(log.transactions.note_opened(log, opened))
         result = txc.TransactionState(log.name, txn_id, "open", created=created)
         op = Op(log, token, result, sync=created or config.durability == "fsync")
         if created:
             op.config = config
-        self.add_op(op)
+        self.state.add_op(op)
 
     def _begin_config(self, command: txc.BeginTransaction) -> TopicConfig:
         """The config of a topic that a transaction creates, as for a write without a config."""
         config = TopicConfig()
         if not (command.create if command.create is not None else config.auto_create):
             raise TopicNotFound(command.topic)
-        self._check_creation(command.topic, config)
+        self.appends.check_creation(command.topic, config)
         return config
 
     def _answer_known(
@@ -125,8 +132,8 @@ class Transactions(Forwards):
         """Reply if the batch is committed or its transaction is open; returns whether it did."""
         producer = known.producers.get(command.producer)
         if producer is not None and command.batch <= producer.batch:
-            result = self._committed(log, txn_id)
-            self._answer(token, result, log, held=log.pending > 0)
+            result = self.committed(log, txn_id)
+            self.state.answer(token, result, log, held=log.pending > 0)
             return True
         txn = known.open.get(txn_id)
         if txn is None:
@@ -135,14 +142,14 @@ class Transactions(Forwards):
             raise InvalidRequest("another transaction has the same id; use another producer name")
         ttl_ms = min(max(command.ttl_ms, limits.TXN_TTL_MS_MIN), limits.TXN_TTL_MS_MAX)
         if ttl_ms != txn.ttl_ms:
-            self.reserve(2 * CONTROL_BYTES)
+            self.state.reserve(2 * CONTROL_BYTES)
             opened = Opened(txn_id, txn.number, txn.producer, txn.batch, ttl_ms)
-            self._log_entry(log, frames.TXN_OPENED, opened)
+            self.log_entry(log, frames.TXN_OPENED, opened)
             known.note_opened(log, opened)
         self._renew(txn)
         state: txc.TransactionStatus = "committing" if txn.decision is not None else "open"
         result = txc.TransactionState(log.name, txn_id, state, progress=txn.progress)
-        self._answer(token, result, log, held=log.pending > 0)
+        self.state.answer(token, result, log, held=log.pending > 0)
         return True
 
     def _check_opening(self, known: TopicTxns | None, producer: str) -> None:
@@ -152,17 +159,17 @@ class Transactions(Forwards):
                 limit="txn_open_per_topic",
                 max=limits.TXN_OPEN_PER_TOPIC_MAX,
             )
-        if len(self.transactions) >= limits.TXN_OPEN_MAX:
+        if len(self.open) >= limits.TXN_OPEN_MAX:
             raise Throttled(
                 "too many transactions are open in this topic's shard; commit or abort some",
                 limit="txn_open",
                 max=limits.TXN_OPEN_MAX,
             )
-        self._check_producers(known, producer)
+        self.check_producers(known, producer)
 
-    def _check_producers(self, known: TopicTxns | None, producer: str) -> list[str]:
+    def check_producers(self, known: TopicTxns | None, producer: str) -> list[str]:
         """The idle producers to drop for a new one; raises if there is no room."""
-        forgotten = known.evictable_producers(producer, self.now_ms) if known is not None else []
+        forgotten = known.evictable_producers(producer, self.state.now_ms) if known is not None else []
         if forgotten is None:
             raise Throttled(
                 "the topic has its maximum number of producers; use fewer producer names, or another topic",
@@ -174,9 +181,9 @@ class Transactions(Forwards):
     # -- stage ---------------------------------------------------------------------------------------------
 
     def _stage_chunk(self, token: object, command: txc.StageChunk) -> None:
-        self._check_writable()
+        self.state.check_writable()
         records = command.records
-        sizes = self._check_records(records, None)
+        sizes = self.appends.check_records(records, None)
         log, txn = self._find_transaction(command.topic, command.txn)
         if txn.decision is not None:
             raise TransactionCommitted(log.name, txn.id)
@@ -186,7 +193,7 @@ class Transactions(Forwards):
         if largest > record_max:
             raise RecordTooLarge(f"a record of {largest} bytes; the maximum is {record_max}")
         if txn.is_indexed and (command.part, command.chunk) in txn.chunks:
-            self.ready.append((token, _staged(log, command, count, repeated=True)))
+            self.state.ready.append((token, _staged(log, command, count, repeated=True)))
             return
         head = ChunkHead(command.part, command.chunk, count, sum(sizes), largest)
         entry = encode_chunk(head, records)
@@ -194,11 +201,11 @@ class Transactions(Forwards):
         txn.bytes += len(entry)
         self.staged_bytes += len(entry)
         txn.waiting.append(StagedChunk(token, head, entry))
-        self.transactions_with_work[txn] = None
+        self.with_work[txn] = None
 
     def _check_staging(self, txn: Transaction, size: int) -> None:
-        config = self.config
-        if self.low_space or self.disk_full:
+        config = self.state.config
+        if self.state.low_space or self.state.disk_full:
             raise Throttled("the disk is nearly full; free some space and retry", limit="disk_full")
         if config.txn_bytes_max and txn.bytes + size > config.txn_bytes_max:
             raise Throttled(
@@ -221,7 +228,7 @@ class Transactions(Forwards):
             )
 
     def _find_transaction(self, topic: str, txn_id: int) -> tuple[TopicLog, Transaction]:
-        log = self._for_write(topic)
+        log = self.state.for_write(topic)
         if log is None:
             raise TopicNotFound(topic)
         known = log.transactions
@@ -235,14 +242,14 @@ class Transactions(Forwards):
     # -- commit and abort ----------------------------------------------------------------------------------
 
     def _commit_transaction(self, token: object, command: txc.CommitTransaction) -> None:
-        self._check_writable()
+        self.state.check_writable()
         if len({name for name, _, _ in command.parts}) < len(command.parts):
             raise InvalidRequest("a part is listed twice")
         try:
             log, txn = self._find_transaction(command.topic, command.txn)
         except TransactionCommitted:
-            log = self.staged[command.topic]
-            self._answer(token, self._committed(log, command.txn), log, held=log.pending > 0)
+            log = self.state.staged[command.topic]
+            self.state.answer(token, self.committed(log, command.txn), log, held=log.pending > 0)
             return
         if len(txn.commit_waiters) >= limits.TXN_COMMITS_WAITING_MAX:
             raise Throttled(
@@ -251,12 +258,12 @@ class Transactions(Forwards):
                 max=limits.TXN_COMMITS_WAITING_MAX,
             )
         self._renew(txn)
-        waiter = CommitWaiter(token, command, self.clock.mono_ms + command.wait_ms)
-        self._txn_timer_ms = min(self._txn_timer_ms, waiter.until_ms)
+        waiter = CommitWaiter(token, command, self.state.clock.mono_ms + command.wait_ms)
+        self.timer_ms = min(self.timer_ms, waiter.until_ms)
         txn.commit_waiters.append(waiter)
-        self.transactions_with_work[txn] = None
+        self.with_work[txn] = None
 
-    def _committed(self, log: TopicLog, txn_id: int) -> txc.TransactionState:
+    def committed(self, log: TopicLog, txn_id: int) -> txc.TransactionState:
         """The state of a committed batch. Seqs and counts are known only for a producer's last one."""
         assert log.transactions is not None
         name = log.transactions.committed.get(txn_id)
@@ -268,52 +275,52 @@ class Transactions(Forwards):
         )
 
     def _abort_transaction(self, token: object, command: txc.AbortTransaction) -> None:
-        self._check_writable()
+        self.state.check_writable()
         log, txn = self._find_transaction(command.topic, command.txn)
         if txn.decision is not None:
             raise TransactionCommitted(log.name, txn.id)
-        self.reserve(CONTROL_BYTES)
-        self._end_transaction(txn)
+        self.state.reserve(CONTROL_BYTES)
+        self.end_transaction(txn)
         result = txc.TransactionState(log.name, txn.id, "aborted")
-        self.add_op(Op(log, token, result, sync=log.config.durability == "fsync"))
+        self.state.add_op(Op(log, token, result, sync=log.config.durability == "fsync"))
 
     def _drop_topic_with_transactions(self, token: object, command: cmd.DropTopic) -> None:
-        log = self.staged.get(command.topic)
+        log = self.state.staged.get(command.topic)
         self._inner_drop_topic(token, command)
         if log is None or not log.dropped or log.transactions is None:
             return
         for txn in list(log.transactions.open.values()):
             log.transactions.note_ended(txn.id)
-            self.bytes_reserved -= txn.reserved
-            self._answer_all(txn, TopicNotFound(log.name))
-            self.transactions_with_work[txn] = None
+            self.state.bytes_reserved -= txn.reserved
+            self.answer_all(txn, TopicNotFound(log.name))
+            self.with_work[txn] = None
 
     # -- bookkeeping ---------------------------------------------------------------------------------------
 
-    def _log_entry(self, log: TopicLog, kind: int, entry: object) -> None:
-        self.add_frame(frames.encode_control(kind, log.id, self.now_ms, entry))
-        self.touched[log.id] = log
+    def log_entry(self, log: TopicLog, kind: int, entry: object) -> None:
+        self.state.add_frame(frames.encode_control(kind, log.id, self.state.now_ms, entry))
+        self.state.touched[log.id] = log
 
-    def _end_transaction(self, txn: Transaction) -> None:
+    def end_transaction(self, txn: Transaction) -> None:
         """End a transaction without a commit: answer its waiting requests and remove its file."""
         log = txn.log
         assert log.transactions is not None
-        self._log_entry(log, frames.TXN_ENDED, txn.id)
+        self.log_entry(log, frames.TXN_ENDED, txn.id)
         log.transactions.note_ended(txn.id)
-        self._answer_all(txn, TransactionNotFound(log.name, txn.id))
-        self.transactions_with_work[txn] = None
+        self.answer_all(txn, TransactionNotFound(log.name, txn.id))
+        self.with_work[txn] = None
 
-    def _answer_all(self, txn: Transaction, error: TopicsError) -> None:
+    def answer_all(self, txn: Transaction, error: TopicsError) -> None:
         """Answer the waiting requests with an error, except those whose chunks are being written."""
         waiting, txn.waiting = txn.waiting, []
         waiter, txn.commit_waiters = txn.commit_waiters, []
         for staged in waiting:
-            self._reply_error(txn, staged.token, error)
+            self.reply_error(txn, staged.token, error)
         for one in waiter:
             if not one.is_answered:
-                self._reply_error(txn, one.token, error, one.command)
+                self.reply_error(txn, one.token, error, one.command)
 
-    def _reply_error(
+    def reply_error(
         self, txn: Transaction, token: object, error: TopicsError, command: cmd.Command | None = None
     ) -> None:
         """Reply with an error. As in `handle`, an error that depends on staged state is held until that is published."""
@@ -321,67 +328,67 @@ class Transactions(Forwards):
         if (
             isinstance(error, Conflict | TransactionNotFound | TopicNotFound)
             and log.pending
-            and not self.read_only
+            and not self.state.read_only
         ):
-            self.add_op(Op(log, token, error, command=command))
+            self.state.add_op(Op(log, token, error, command=command))
         else:
-            self.ready.append((token, error))
+            self.state.ready.append((token, error))
 
     def _add_transaction(self, txn: Transaction) -> None:
-        self.transactions[txn] = None
+        self.open[txn] = None
         self._renew(txn)
 
     def _renew(self, txn: Transaction) -> None:
         """Restart the transaction's TTL: it is in use."""
-        txn.expires_ms = self.clock.mono_ms + txn.ttl_ms
-        self._txn_timer_ms = min(self._txn_timer_ms, txn.expires_ms)
+        txn.expires_ms = self.state.clock.mono_ms + txn.ttl_ms
+        self.timer_ms = min(self.timer_ms, txn.expires_ms)
 
-    def _forget_transaction(self, txn: Transaction) -> None:
+    def forget_transaction(self, txn: Transaction) -> None:
         """Drop a transaction whose file has been removed."""
-        if txn in self.transactions:
-            del self.transactions[txn]
+        if txn in self.open:
+            del self.open[txn]
             self.staged_bytes -= txn.bytes
             self.staged_chunks -= len(txn.chunks)
-        self.transactions_with_work.pop(txn, None)
+        self.with_work.pop(txn, None)
         if txn.log.transactions is not None:
             txn.log.transactions.ended.pop(txn.number, None)
 
     @property
     def open_transactions(self) -> int:
-        return sum(not txn.is_ended for txn in self.transactions)
+        return sum(not txn.is_ended for txn in self.open)
 
     # -- time ----------------------------------------------------------------------------------------------
 
     @property
     def transactions_due_ms(self) -> int | None:
-        return self._txn_timer_ms if self.transactions else None
+        return self.timer_ms if self.open else None
 
     def process_transaction_timers(self) -> None:
         """Answer commits whose wait has ended, and end transactions whose TTL has expired."""
-        mono_ms = self.clock.mono_ms
-        if mono_ms < self._txn_timer_ms or self.read_only is not None:
+        mono_ms = self.state.clock.mono_ms
+        if mono_ms < self.timer_ms or self.state.read_only is not None:
             return
         next_ms = NEVER_MS
-        for txn in list(self.transactions):
+        for txn in list(self.open):
             for waiter in txn.commit_waiters:
                 if waiter.is_answered:
                     continue
                 if waiter.until_ms <= mono_ms:
                     waiter.is_answered = True
                     state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
-                    self.ready.append((waiter.token, state))
+                    self.state.ready.append((waiter.token, state))
                 else:
                     next_ms = min(next_ms, waiter.until_ms)
             if txn.resume_ms > mono_ms:
                 next_ms = min(next_ms, txn.resume_ms)
             if txn.is_ended or not txn.is_idle:
                 continue
-            if txn.expires_ms <= mono_ms and self._has_control_room():
-                self._end_transaction(txn)
-                self.counters["txn_expired"] += 1
+            if txn.expires_ms <= mono_ms and self.state.has_control_room():
+                self.end_transaction(txn)
+                self.state.counters["txn_expired"] += 1
             else:
                 next_ms = min(next_ms, max(txn.expires_ms, mono_ms + limits.TXN_RETRY_MS))
-        self._txn_timer_ms = next_ms
+        self.timer_ms = next_ms
 
     # -- start, erase, failure -----------------------------------------------------------------------------
 
@@ -396,14 +403,14 @@ class Transactions(Forwards):
         A later erase relies on there being no file of a committed batch.
         """
         disk = self.disk
-        if self.read_only is not None or disk is None:
+        if self.state.read_only is not None or disk is None:
             return
-        for log in self.by_id.values():
+        for log in self.state.by_id.values():
             known = log.transactions
             if known is None:
                 continue
             known.ended = {}
-            directory = self.reader.topic_dir(log.id)
+            directory = self.state.reader.topic_dir(log.id)
             by_name = {txn.name: txn for txn in known.open.values()}
             for name in disk.list(directory):
                 txn = by_name.get(name)
@@ -414,10 +421,10 @@ class Transactions(Forwards):
                     disk.remove(f"{directory}/{name}")
             for txn in known.open.values():
                 txn.is_indexed = False
-                self.bytes_reserved += txn.reserved
+                self.state.bytes_reserved += txn.reserved
                 self._add_transaction(txn)
                 if txn.decision is not None:
-                    self.transactions_with_work[txn] = None
+                    self.with_work[txn] = None
 
     def defer_commits(self) -> None:
         """The server is stopping: after the current slice, decided commits pause until the next start.
@@ -425,14 +432,14 @@ class Transactions(Forwards):
         Waiting commit requests are told that the commit is in progress.
         """
         self.commits_deferred = True
-        for txn in self.transactions:
+        for txn in self.open:
             if txn.decision is None:
                 continue
             for waiter in txn.commit_waiters:
                 if not waiter.is_answered:
                     waiter.is_answered = True
                     state = txc.TransactionState(txn.log.name, txn.id, "committing", progress=txn.progress)
-                    self.ready.append((waiter.token, state))
+                    self.state.ready.append((waiter.token, state))
 
     def transaction_eraser(self, log: TopicLog) -> Callable[[], None]:
         """The work an erase has to do in a topic's transaction files: remove records that are already in the log.
@@ -442,7 +449,7 @@ class Transactions(Forwards):
         disk, known = self.disk, log.transactions
         if disk is None or known is None:
             return lambda: None
-        directory = self.reader.topic_dir(log.id)
+        directory = self.state.reader.topic_dir(log.id)
         gone = [f"{directory}/{txn.name}" for txn in known.ended.values()]
         done = [
             (f"{directory}/{txn.name}", txn.order, txn.decision.offset, txn.decision.done)
@@ -462,25 +469,25 @@ class Transactions(Forwards):
 
     def fail_transactions(self, reason: str) -> None:
         """The shard is read-only: answer waiting requests with an unknown outcome."""
-        for txn in self.transactions:
+        for txn in self.open:
             writing, txn.writing = txn.writing, []
             for staged in writing:
-                self.ready.append((staged.token, ShardReadOnly(reason, unknown=True)))
-            self._answer_all(txn, ShardReadOnly(reason, unknown=True))
+                self.state.ready.append((staged.token, ShardReadOnly(reason, unknown=True)))
+            self.answer_all(txn, ShardReadOnly(reason, unknown=True))
 
     def check_transactions(self) -> None:
         """Assert that the shard's totals match its transactions."""
-        assert self.staged_bytes == sum(txn.bytes for txn in self.transactions), self.staged_bytes
-        assert self.staged_chunks == sum(len(txn.chunks) for txn in self.transactions), self.staged_chunks
-        if self.read_only is not None:
+        assert self.staged_bytes == sum(txn.bytes for txn in self.open), self.staged_bytes
+        assert self.staged_chunks == sum(len(txn.chunks) for txn in self.open), self.staged_chunks
+        if self.state.read_only is not None:
             return
-        reserved = sum(txn.reserved for txn in self.transactions if not txn.is_ended)
-        assert reserved == self.bytes_reserved, (reserved, self.bytes_reserved)
-        for log in self.by_id.values():
+        reserved = sum(txn.reserved for txn in self.open if not txn.is_ended)
+        assert reserved == self.state.bytes_reserved, (reserved, self.state.bytes_reserved)
+        for log in self.state.by_id.values():
             known = log.transactions
             if known is None or log.dropped:
                 continue
-            assert all(txn in self.transactions for txn in known.open.values()), log.name
+            assert all(txn in self.open for txn in known.open.values()), log.name
             assert len(known.committed) == len(known.producers) <= limits.TXN_PRODUCERS_MAX, log.name
             for txn in known.open.values():
                 last = known.producers.get(txn.producer)

@@ -22,7 +22,7 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.core.topic_ids import OwnedIds, first_id_after, pack_ids
 from topics.engine.runtime.engine import Engine
 from topics.engine.shard.appends import NAME
-from topics.engine.shard.staging import as_ranges
+from topics.engine.shard.state import as_ranges
 from topics.engine.storage.delete_marks import read_deleted
 from topics.engine.storage.files import (
     ensure_dir,
@@ -138,19 +138,19 @@ def _checkpoint(
     """Start on the rebuilt files, read everything and write a checkpoint, so that recovery no longer meets the damage."""
     engine = Engine.open(overlay, clock, read_only_config(config))
     engine.stop_transactions()
-    if engine.shard.read_only is not None:
+    if engine.shard.state.read_only is not None:
         raise CannotRepair(
-            f"the shard would still be read-only: {engine.shard.read_only}; nothing was changed"
+            f"the shard would still be read-only: {engine.shard.state.read_only}; nothing was changed"
         )
-    seen = {log.name: list(log.view.losses) for log in engine.shard.by_id.values()}
+    seen = {log.name: list(log.view.losses) for log in engine.shard.state.by_id.values()}
     lost = [(name, first, last) for name, first, last, reason in engine.report.losses if reason == "corrupt"]
     yield from read_everything(engine, ShardFiles())
-    for log in engine.shard.by_id.values():
+    for log in engine.shard.state.by_id.values():
         lost += [(log.name, first, last) for first, last, reason in log.view.losses
                  if reason == "corrupt" and (first, last, reason) not in seen[log.name]]  # fmt: skip
     done.losses += [loss for loss in lost if loss not in done.losses]
     for name, where in done.named.items():
-        count = done.recovered[name] = engine.shard.published[name].view.count
+        count = done.recovered[name] = engine.shard.state.published[name].view.count
         done.notes.append(
             f"topic {name}: its real name was in {where}. It has {count} records; "
             f"`topics read {name} --json | topics pub NAME --records` copies them to a topic with the right name"

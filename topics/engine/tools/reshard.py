@@ -178,11 +178,11 @@ class Reshard:
         for _ in range(SETTLE_ATTEMPTS):
             engine = Engine(self._disk, self._clock, config, self._cold)
             yield from self._recover(engine, shard)
-            if engine.shard.read_only is not None:
-                raise CannotReshard(_damaged(shard, engine.shard.read_only))
+            if engine.shard.state.read_only is not None:
+                raise CannotReshard(_damaged(shard, engine.shard.state.read_only))
             engine.close()
-            if engine.shard.read_only is not None:
-                raise CannotReshard(f"shard {shard} could not be written: {engine.shard.read_only}")
+            if engine.shard.state.read_only is not None:
+                raise CannotReshard(f"shard {shard} could not be written: {engine.shard.state.read_only}")
             old = self._settled(engine, shard)
             if old is not None:
                 self._old.append(old)

@@ -13,7 +13,7 @@ import numpy as np
 
 from topics.api.errors import TopicsError
 from topics.engine.core.ports import Disk
-from topics.engine.shard.staging import as_ranges
+from topics.engine.shard.state import as_ranges
 from topics.engine.storage import frames
 from topics.engine.storage.delete_marks import salvage_deleted
 from topics.engine.storage.files import HEADER_BYTES, header, read_file, xxh

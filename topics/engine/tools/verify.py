@@ -820,8 +820,8 @@ def _dry_run(
         for _ in engine.recover_steps():
             pass
         engine.stop_transactions()  # a server finishes decided commits
-        if engine.shard.read_only is not None:
-            found.opens = f"read-only: {engine.shard.read_only}"
+        if engine.shard.state.read_only is not None:
+            found.opens = f"read-only: {engine.shard.state.read_only}"
         yield from read_everything(engine, found)
         engine.check_invariants()
     except (TopicsError, OSError) as error:
@@ -840,7 +840,7 @@ def _dry_run(
 def read_everything(engine: Engine, found: ShardFiles) -> Generator[str, None, None]:
     """Read every record of every topic as clients do. Unreadable records become losses in the engine."""
     known = {finding.topic for finding in found.damage}
-    for name, log in list(engine.shard.published.items()):
+    for name, log in list(engine.shard.state.published.items()):
         yield f"records of {name}"
         before = list(log.view.losses)
         found.topics += 1

@@ -29,7 +29,7 @@ from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.consumers.leases import is_durable
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.storage import frames
 from topics.engine.storage.delete_marks import mark_deleted
 from topics.engine.storage.files import HEADER_BYTES, is_full, sync_file, write_whole
@@ -228,7 +228,7 @@ class Checkpointer:
     def is_due(self, mono_ms: int) -> bool:
         if self.log_bytes >= self._config.snapshot_wal_bytes:
             return True
-        has_changed = bool(self._shard.touched or self._hot_copies)
+        has_changed = bool(self._shard.state.touched or self._hot_copies)
         return has_changed and mono_ms - self.last_ms >= self._config.snapshot_interval_ms
 
     @property
@@ -248,7 +248,7 @@ class Checkpointer:
     def fits_in(self, size: int) -> bool:
         """Whether a checkpoint would write at most about `size` bytes."""
         left = size - sum(map(len, self.rows.values()))
-        for log in self._shard.touched.values():
+        for log in self._shard.state.touched.values():
             for chunk in log.chunks:
                 if chunk.count > chunk.stored or chunk.unmarked:
                     unstored = chunk.live(chunk.stored, chunk.count, frames.DEAD)
@@ -270,17 +270,17 @@ class Checkpointer:
         shard = self._shard
         yield from self._load_touched()
         # No yield between this and reading the base LSN: a change below it in a topic that is not captured is lost.
-        touched, shard.touched = shard.touched, {}
+        touched, shard.state.touched = shard.state.touched, {}
         try:
             yield from self._checkpoint(touched)
         except BaseException:
             # The next checkpoint has to capture these topics.
-            shard.touched = touched | shard.touched
+            shard.state.touched = touched | shard.state.touched
             raise
         finally:
             self.capturing = False
-        self.last_ms = shard.clock.mono_ms
-        shard.counters["checkpoints"] += 1
+        self.last_ms = shard.state.clock.mono_ms
+        shard.state.counters["checkpoints"] += 1
         logs = list(touched.values())
         for first in range(0, len(logs), limits.SLICE_TOPICS):
             self.on_captured(logs[first : first + limits.SLICE_TOPICS])
@@ -291,11 +291,11 @@ class Checkpointer:
     def _load_touched(self) -> Steps:
         """Load changed topics before the capture: loading may log losses, and a capture must not stage anything."""
         while True:
-            away = [log for log in self._shard.touched.values() if log.is_unloaded and not log.dropped]
+            away = [log for log in self._shard.state.touched.values() if log.is_unloaded and not log.dropped]
             if not away:
                 return
             for log in away:
-                for _ in self._shard.load_slices(log):
+                for _ in self._shard.state.load_slices(log):
                     yield None
                 yield WaitSynced(0)
 
@@ -305,8 +305,10 @@ class Checkpointer:
         captures: list[_TopicCapture] = []
         self.capturing = True
         covered_bytes = wal.bytes_written
-        head = ShardRow(number, wal.last_lsn, shard.next_id, 0, 0, 0, "", 0, *shard.forward_rows())
-        own = shard.owned_ids
+        head = ShardRow(
+            number, wal.last_lsn, shard.state.next_id, 0, 0, 0, "", 0, *shard.forwards.forward_rows()
+        )
+        own = shard.state.owned_ids
         head.first_id, head.adopted, head.others = own.first_id, own.packed, own.others
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
@@ -314,7 +316,7 @@ class Checkpointer:
             prepared = yield from self._prepare(log)
             if log.dropped:
                 continue
-            assert not shard.frames, "a capture must not contain changes that are not in the log"
+            assert not shard.state.frames, "a capture must not contain changes that are not in the log"
             captures.append(self._capture(log, prepared))
             if i % limits.SLICE_TOPICS == 0:
                 yield None
@@ -390,7 +392,7 @@ class Checkpointer:
         row = TopicRow(
             log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
             log.cap_lost, log.ttl_lost, log.logged_losses(), log.ceiling,
-            log.dedupe.live(now_ms=self._shard.now_ms, window_ms=window_ms, stores_ram=stores_ram),
+            log.dedupe.live(now_ms=self._shard.state.now_ms, window_ms=window_ms, stores_ram=stores_ram),
             segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
             bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
             *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
@@ -432,7 +434,7 @@ class Checkpointer:
         age_max = self._config.segment_max_age_ms
         if log.chunks and age_max and log.chunks[-1].count:
             last = log.chunks[-1]
-            if not last.closed and self._shard.now_ms - last.opened_ms >= age_max:
+            if not last.closed and self._shard.state.now_ms - last.opened_ms >= age_max:
                 last.closed = True
 
     def _capture_chunk(self, log: TopicLog, chunk: Chunk, new: _NewRows | None) -> _SegmentCapture | None:
@@ -484,7 +486,7 @@ class Checkpointer:
             _count_dead(part.meta, part.live_bytes)
             if part.seal:
                 yield Blocking("seal", self._seal_job(capture, part))
-                self._shard.counters["seals"] += 1
+                self._shard.state.counters["seals"] += 1
 
     def _copy_frames(self, log: TopicLog, part: _SegmentCapture) -> bytes:
         """Read the frames of the captured rows from the log and set the rows' offsets in the segment."""
@@ -549,9 +551,11 @@ class Checkpointer:
         captures: list[_TopicCapture],
     ) -> Steps:
         shard, wal = self._shard, self._wal
-        is_last = self.closing and not shard.frames and not shard.ops and head.base_lsn == wal.last_lsn
-        head.time_ceiling_ms, head.now_ms = shard.time_ceiling_ms, shard.now_ms
-        head.mono_ms, head.boot_id = shard.clock.mono_ms, self._disk.boot_id()
+        is_last = (
+            self.closing and not shard.state.frames and not shard.state.ops and head.base_lsn == wal.last_lsn
+        )
+        head.time_ceiling_ms, head.now_ms = shard.state.time_ceiling_ms, shard.state.now_ms
+        head.mono_ms, head.boot_id = shard.state.clock.mono_ms, self._disk.boot_id()
         head.clean_lsn = wal.last_lsn if is_last else 0
         writer.add(head)
         for i, capture in enumerate(captures):
@@ -559,7 +563,7 @@ class Checkpointer:
                 self.rows[capture.log.id] = msgspec.msgpack.encode(capture.row)
             if i % limits.SLICE_TOPICS == 0:
                 yield None
-        for i, log in enumerate(list(shard.by_id.values())):
+        for i, log in enumerate(list(shard.state.by_id.values())):
             if log.id in self.rows and not log.dropped:
                 writer.add(msgspec.Raw(self.rows[log.id]))
             if i % (limits.SLICE_TOPICS * 8) == 0:
@@ -600,14 +604,14 @@ class Checkpointer:
         log.trim_stored_runs()
         if capture.stored_head:
             log.dedupe.stored_up_to(capture.stored_head)
-        self._shard.ram_bytes += log.release_ram()
+        self._shard.state.ram_bytes += log.release_ram()
 
     # -- removal of obsolete files -------------------------------------------------------------------------
 
     def _remove_obsolete(self) -> Steps:
         """Keep two snapshots and the log since the older one; remove files that neither refers to."""
         newest = self.snapshots[-1][0]
-        for i, log in enumerate(list(self._shard.by_id.values())):
+        for i, log in enumerate(list(self._shard.state.by_id.values())):
             if log.dead_segments:
                 for meta in log.dead_segments:
                     self._obsolete.add(log.id, meta, newest)
@@ -709,7 +713,7 @@ class Checkpointer:
     def _unload_idle(self) -> Steps:
         """Keep the in-memory index within its limit by unloading the least recently used topics."""
         resident = 0
-        logs = list(self._shard.by_id.values())
+        logs = list(self._shard.state.by_id.values())
         for i, log in enumerate(logs):
             resident += sum(chunk.count for chunk in log.chunks)
             if i % limits.SLICE_NAMES == 0:
@@ -720,7 +724,7 @@ class Checkpointer:
             if resident <= self._config.index_rows_max:
                 return
             is_busy = log is self.cold_job_topic or log is self.compacting_topic
-            if log.chunks and log.id not in self._shard.touched and log.can_unload() and not is_busy:
+            if log.chunks and log.id not in self._shard.state.touched and log.can_unload() and not is_busy:
                 resident -= sum(chunk.count for chunk in log.chunks)
                 log.unload()
 

@@ -25,8 +25,8 @@ from topics.engine.core.pacing import PacedWork, RateLimit, Result
 from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.staging import CONTROL_BYTES
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
+from topics.engine.shard.state import CONTROL_BYTES
 from topics.engine.storage import frames
 from topics.engine.storage.files import HEADER_BYTES, is_out_of_resources
 from topics.engine.storage.index import Chunk, Rows
@@ -55,7 +55,7 @@ class Compactor:
         self._candidates: dict[int, TopicLog] = {}  # topics that may have a segment to compact
         # Damaged segments. They are left alone: a copy would put valid digests on corrupt data.
         self._damaged: dict[tuple[int, int, int], None] = {}
-        self.pace = RateLimit(shard.clock, self._rate)
+        self.pace = RateLimit(shard.state.clock, self._rate)
         self._pause_ms = 0
         self.retry_ms = 0  # no task starts before this time
         self.working_on: TopicLog | None = None  # topic whose files are being read and written
@@ -66,7 +66,7 @@ class Compactor:
 
     def start(self) -> None:
         """Collect candidates after recovery, using the dead byte counts of the snapshot."""
-        for log in self._shard.by_id.values():
+        for log in self._shard.state.by_id.values():
             if any(map(self._needs_compaction, _metas_of(log))):
                 self._candidates[log.id] = log
 
@@ -98,29 +98,29 @@ class Compactor:
         assert chunk.meta is not None
         log.remove_chunk(chunk)
         log.dead_segments.append(chunk.meta)
-        self._shard.touched[log.id] = log
+        self._shard.state.touched[log.id] = log
 
     @property
     def has_work(self) -> bool:
-        if self.stopped or self._shard.read_only is not None:
+        if self.stopped or self._shard.state.read_only is not None:
             return False
-        return bool(self._shard.trimming or self._candidates)
+        return bool(self._shard.state.trimming or self._candidates)
 
     def next_task(self) -> Steps:
-        if self._shard.trimming:
-            return self._trim(next(iter(self._shard.trimming.values())))
+        if self._shard.state.trimming:
+            return self._trim(next(iter(self._shard.state.trimming.values())))
         return self._compact_topic(self._candidates.pop(next(iter(self._candidates))))
 
     # -- pace ----------------------------------------------------------------------------------------------
 
     def _rate(self) -> int:
         """Bytes per second; 0 is unlimited. There is no limit while disk space is low."""
-        is_short = self._shard.low_space or self._shard.disk_full
+        is_short = self._shard.state.low_space or self._shard.state.disk_full
         return 0 if is_short or self.stopped else self._config.reclaim_bytes_per_s
 
     def _pause(self) -> None:
         self._pause_ms = min(max(2 * self._pause_ms, limits.COLD_PAUSE_MS_MIN), limits.COLD_PAUSE_MS_MAX)
-        self.retry_ms = self._shard.clock.mono_ms + self._pause_ms
+        self.retry_ms = self._shard.state.clock.mono_ms + self._pause_ms
 
     def _retry_later(self, log: TopicLog) -> None:
         self._pause()
@@ -129,7 +129,7 @@ class Compactor:
     def _load(self, log: TopicLog) -> Generator[None, Any, bool]:
         """Load the topic; False if that failed. Requests for the topic report the error."""
         try:
-            for _ in self._shard.load_slices(log):
+            for _ in self._shard.state.load_slices(log):
                 yield None
         except (OSError, TopicsError):
             self._pause()
@@ -141,12 +141,12 @@ class Compactor:
     def _trim(self, log: TopicLog) -> Steps:
         """Delete the records above a new per-tag cap, in slices so that requests can run in between."""
         shard = self._shard
-        while shard.trimming.get(log.id) is log and not self.stopped:
+        while shard.state.trimming.get(log.id) is log and not self.stopped:
             if log.is_unloaded:
                 if not (yield from self._load(log)):
                     return
                 yield WaitSynced(0)
-            if not shard.trim_slice(log):
+            if not shard.appends.trim_slice(log):
                 self._pause()  # a full disk
                 return
             yield None
@@ -229,15 +229,15 @@ class Compactor:
         new_meta, new_rows = made
         # Some of the omitted records may have expired without a log entry, so the entry carries the floors.
         swap = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost]
-        shard.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.now_ms, swap))
+        shard.state.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.state.now_ms, swap))
         # Before any yield: a checkpoint that starts now must see the new generation.
         old = chunk.meta
         assert old is not None
         self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
         self._checkpointer.delete_later(log.id, old)
         self._checkpointer.usage.set(log.id, _metas_of(log))
-        shard.touched[log.id] = log
-        shard.counters["swaps"] += 1
+        shard.state.touched[log.id] = log
+        shard.state.counters["swaps"] += 1
         yield WaitSynced(0)
         return True
 
@@ -251,7 +251,7 @@ class Compactor:
         now = chunk.meta
         if self._must_stop(log) or now is None or chunk not in log.chunks:
             return False
-        if not self._shard.has_room(CONTROL_BYTES):
+        if not self._shard.state.has_room(CONTROL_BYTES):
             return False  # a full disk
         return (now.generation, now.tier) == (meta.generation, HOT)
 

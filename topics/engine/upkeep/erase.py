@@ -23,8 +23,8 @@ from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.appends import RANGE_BYTES
-from topics.engine.shard.staging import CONTROL_BYTES, EraseRequest
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
+from topics.engine.shard.state import CONTROL_BYTES, EraseRequest
 from topics.engine.storage import frames
 from topics.engine.storage.files import HEADER_BYTES, is_out_of_resources, read_file, with_digest, xxh
 from topics.engine.storage.intents import Patch, apply_patches, finish_intent, intent_path, write_intent
@@ -66,7 +66,7 @@ def erase_steps(
             yield from finish_erase(shard, request)
     except OSError as error:
         # The records are deleted already. The erase is retried once there is space.
-        shard.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
+        shard.state.erase_requests.append(EraseRequest(request.log, request.ranges, None, None))
         if request.token is not None:
             deleted = request.result.deleted if request.result is not None else 0
             answer = (
@@ -74,13 +74,13 @@ def erase_steps(
                 if is_out_of_resources(error)
                 else ShardReadOnly(str(error), unknown=True)
             )
-            shard.ready.append((request.token, answer))
+            shard.state.ready.append((request.token, answer))
         raise
     except (GeneratorExit, TopicsError) as error:
         # The records are deleted; whether their bytes were overwritten is unknown.
         if request.token is not None:
-            reason = shard.read_only or str(error) or "the engine was closed"
-            shard.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
+            reason = shard.state.read_only or str(error) or "the engine was closed"
+            shard.state.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
         raise
     finally:
         checkpointer.erase_running = False
@@ -92,9 +92,9 @@ def _erase(
     log, meta_dir = request.log, checkpointer.meta_dir
     # Append one entry after everything that may be patched: the next log file's chain refers to the digest of the
     # last entry, which therefore must not change.
-    if not shard.has_room(CONTROL_BYTES):
+    if not shard.state.has_room(CONTROL_BYTES):
         raise OSError(ENOSPC, "no room in the log")
-    shard.stage_time_ceiling(max(shard.time_ceiling_ms, shard.now_ms))
+    shard.state.stage_time_ceiling(max(shard.state.time_ceiling_ms, shard.state.now_ms))
     yield WaitSynced(0)
     eraser = Eraser(disk, wal, reader, meta_dir, log, request.ranges)
     yield Blocking("erase", eraser.plan)
@@ -105,8 +105,8 @@ def _erase(
         yield Blocking("erase", eraser.plan)
         if eraser.corrupt_snapshots:
             raise OSError(EIO, "a new snapshot is corrupt again")
-    number = shard.counters.get("erase_number", 0) + 1
-    shard.counters["erase_number"] = number
+    number = shard.state.counters.get("erase_number", 0) + 1
+    shard.state.counters["erase_number"] = number
 
     def apply_intent() -> None:
         begun = False
@@ -121,7 +121,7 @@ def _erase(
             # The intent is on disk and may be partly applied: only a restart, which applies all of it, can continue.
             raise OSError(EIO, f"an erase failed half-way: {error}") from error
 
-    clear_staged = shard.transaction_eraser(log)
+    clear_staged = shard.transactions.transaction_eraser(log)
 
     def sync_removals() -> None:
         clear_staged()
@@ -142,14 +142,16 @@ def _erase(
 def finish_erase(shard: Shard, request: EraseRequest) -> Steps:
     """Log that no copy is left, then reply."""
     log = request.log
-    if not shard.has_room(len(request.ranges) * RANGE_BYTES + CONTROL_BYTES):
+    if not shard.state.has_room(len(request.ranges) * RANGE_BYTES + CONTROL_BYTES):
         raise OSError(ENOSPC, "no room in the log")
     log.erasing = [ranges for ranges in log.erasing if ranges is not request.ranges]
-    shard.add_frame(frames.encode_control(frames.ERASE_DONE, log.id, shard.now_ms, request.ranges))
+    shard.state.add_frame(
+        frames.encode_control(frames.ERASE_DONE, log.id, shard.state.now_ms, request.ranges)
+    )
     yield WaitSynced(0)
-    shard.counters["erases"] += 1
+    shard.state.counters["erases"] += 1
     if request.token is not None:
-        shard.ready.append((request.token, request.result))
+        shard.state.ready.append((request.token, request.result))
 
 
 class Eraser:

@@ -14,8 +14,8 @@ from topics.api.errors import ColdStoreFailed, Corrupt, UnsupportedFormat
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Work, drain
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.staging import as_ranges
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
+from topics.engine.shard.state import as_ranges
 from topics.engine.storage import frames
 from topics.engine.storage.delete_marks import read_deleted
 from topics.engine.storage.files import HEADER_BYTES, header, read_file, read_range, write_whole, xxh
@@ -126,7 +126,7 @@ class Loader:
             yield DEFERRED_UNITS
         if was_deferred and self._recovered:
             self.check_suspects()
-            self._shard.consumers_recovered(log)
+            self._shard.claims.consumers_recovered(log)
         # Only after replay, which may have swapped generations, and only once: files that become obsolete while the
         # engine runs are removed by the checkpointer.
         if log.id in self._cleaned_up:
@@ -227,11 +227,11 @@ class Loader:
         log.prepend_chunks(found.chunks)
         log.tags, log.nodes, log.expiries = found.tags, found.nodes, found.expiries
         if any(chunk.rebuilt_index is not None for chunk in found.chunks):
-            self._shard.touched[log.id] = log
+            self._shard.state.touched[log.id] = log
         first_seq = log.first_seq
         # If a segment could not be read, the counts of the snapshot are wrong and those of the rows are right.
-        self._shard.bytes_live += found.bytes - log.bytes
-        self._shard.records_live += found.count - log.count
+        self._shard.state.bytes_live += found.bytes - log.bytes
+        self._shard.state.records_live += found.count - log.count
         log.count = log.view.count = found.count
         log.bytes = log.view.bytes = found.bytes
         log.advance_first_seq()
@@ -251,7 +251,7 @@ class Loader:
         content.rows["flags"][erased] |= frames.DEAD
         live &= ~erased
         live[: max(0, log.first_seq - meta.first_seq)] = False
-        chunk = Chunk.from_rows(meta, content.rows, self._config.segment_max_events, self._shard.now_ms)
+        chunk = Chunk.from_rows(meta, content.rows, self._config.segment_max_events, self._shard.state.now_ms)
         chunk.marked = content.deleted
         chunk.unmarked = [(row, row + 1) for row in np.flatnonzero(erased).tolist()]
         if not meta.sealed:
@@ -394,7 +394,7 @@ class Loader:
         if last >= first and meta.rows:
             self.record_loss(log, first, last, "corrupt")
             self._report.corrupt.append(problem)
-            self._shard.counters["corrupt"] = self._shard.counters.get("corrupt", 0) + 1
+            self._shard.state.counters["corrupt"] = self._shard.state.counters.get("corrupt", 0) + 1
 
     # -- losses --------------------------------------------------------------------------------------------
 
@@ -423,14 +423,16 @@ class Loader:
             self.load(log)
         op = Op(log)
         log.stage_loss((first, last, reason), op)
-        self._shard.count_live(op)
+        self._shard.state.count_live(op)
         log.publish_now(op)
-        self._shard.touched[log.id] = log
+        self._shard.state.touched[log.id] = log
         self._report.losses.append((log.name, first, last, reason))
         if self._recovered:
-            frame = frames.encode_control(frames.LOSS, log.id, self._shard.now_ms, [first, last, reason])
-            if self._shard.read_only is None and self._shard.has_room(len(frame)):
-                self._shard.add_frame(frame)
+            frame = frames.encode_control(
+                frames.LOSS, log.id, self._shard.state.now_ms, [first, last, reason]
+            )
+            if self._shard.state.read_only is None and self._shard.state.has_room(len(frame)):
+                self._shard.state.add_frame(frame)
         else:
             self._losses.append((log.id, first, last, reason))
 
@@ -438,9 +440,9 @@ class Loader:
         """Log frames for the losses found during recovery."""
         shard = self._shard
         return [
-            frames.encode_control(frames.LOSS, topic_id, shard.now_ms, [first, last, reason])
+            frames.encode_control(frames.LOSS, topic_id, shard.state.now_ms, [first, last, reason])
             for topic_id, first, last, reason in self._losses
-            if topic_id in shard.by_id
+            if topic_id in shard.state.by_id
         ]
 
     # -- leftovers -----------------------------------------------------------------------------------------
@@ -459,7 +461,7 @@ class Loader:
         """Remove known leftovers (older generations, unfinished checkpoints, trimmed segments); move others to lost+found."""
         # The snapshot may already contain the delete that emptied a segment, so that replay does not drop the segment.
         if log.drop_dead_chunks():
-            self._shard.touched[log.id] = log
+            self._shard.state.touched[log.id] = log
         directory = self._reader.topic_dir(log.id)
         metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None] + log.dead_segments
         in_use = {(meta.first_seq, meta.generation) for meta in metas}

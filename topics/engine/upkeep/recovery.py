@@ -25,7 +25,7 @@ from topics.api.errors import Corrupt, LogGap
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.storage import frames
 from topics.engine.storage.control import ConsumerStored, TimeCeiling
 from topics.engine.storage.files import ensure_dir, is_full, read_file
@@ -121,7 +121,7 @@ class Recovery:
         self._emptied: list[str] = []  # log files that have lost all of their entries
         self.loader = self._loader = Loader(disk, shard, reader, checkpointer, config, self.report, cold)
         self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
-        shard.loader = self._loader.load
+        shard.state.loader = self._loader.load
 
     def steps(self) -> Generator[float, None, None]:
         for directory in (self._wal.directory, self._meta_dir, self._config.topics_dir):
@@ -135,13 +135,13 @@ class Recovery:
         yield 0.1
         scanned = self._scan_files()
         good, boot_id = self._select_envelopes(scanned)
-        if self._shard.read_only is None:
+        if self._shard.state.read_only is None:
             self._clear_unused()  # before anything is written: the disk may be full
         yield 0.5
         yield from self._replay(good, boot_id)
         self._replayer.resume_erases()
         yield from (0.95 for _ in self._clear_orphans())
-        if self._shard.read_only is None and self._disk.exists(f"{self._meta_dir}/{LATCH_FILE}"):
+        if self._shard.state.read_only is None and self._disk.exists(f"{self._meta_dir}/{LATCH_FILE}"):
             self._disk.remove(f"{self._meta_dir}/{LATCH_FILE}")
             self._disk.sync_dir(self._meta_dir)
         yield 1.0
@@ -173,18 +173,18 @@ class Recovery:
         self.report.snapshot = shard_row.number
         self._base_lsn = self._applied_lsn = shard_row.base_lsn
         self._clean_lsn = shard_row.clean_lsn
-        self._shard.next_id = max(self._shard.next_id, shard_row.next_id)
+        self._shard.state.next_id = max(self._shard.state.next_id, shard_row.next_id)
         self._replayer.time = TimeCeiling(
             shard_row.time_ceiling_ms, shard_row.now_ms, shard_row.mono_ms, shard_row.boot_id
         )
-        self._shard.owned_ids = OwnedIds(
+        self._shard.state.owned_ids = OwnedIds(
             self._config.shard, shard_row.first_id, shard_row.adopted, shard_row.others
         )
         for forward in shard_row.forwards:
-            self._shard.store_forward(forward)
-        self._shard.forward_uid = max(self._shard.forward_uid, shard_row.forward_uid)
+            self._shard.forwards.store_forward(forward)
+        self._shard.forwards.last_uid = max(self._shard.forwards.last_uid, shard_row.forward_uid)
         for outflow in shard_row.outflows:
-            self._shard.store_outflow(outflow)
+            self._shard.forwards.store_outflow(outflow)
         if older is not None:
             self._reference_older(*older)
         for raw in rows:
@@ -204,7 +204,7 @@ class Recovery:
     def _restore_topic(self, row: TopicRow) -> None:
         # Most topics share a few configs, so equal ones share one object.
         config = self._configs.setdefault(row.config, row.config)
-        log = self._shard.new_log(row.id, row.name, config)
+        log = self._shard.state.new_log(row.id, row.name, config)
         view = log.view
         view.head, view.first_seq, view.count, view.bytes = row.head, row.first_seq, row.count, row.live_bytes
         view.cap_lost, view.ttl_lost, view.losses = row.cap_lost, row.ttl_lost, row.losses
@@ -229,14 +229,14 @@ class Recovery:
         log.erasing = row.erasing
         if not row.is_trimmed:
             log.trim_from = 0
-            self._shard.trimming[log.id] = log
+            self._shard.state.trimming[log.id] = log
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
         self._replayer.register_topic(log)
         log.inline = row.inline
         if row.segments or row.inline is not None:
             log.stored = row.segments
         if log.is_over_cap:
-            self._shard.upkeep.enqueue(log)
+            self._shard.state.upkeep.enqueue(log)
         if row.ram_ranges:
             log.stored = row.segments
             self._ephemeral.append((log, row))
@@ -249,7 +249,11 @@ class Recovery:
             shape = ConsumerStored(
                 stored.name, stored.config, stored.cursor, stored.initial_seqs, stored.created_ms
             )
-            consumer = self._shard.store_consumer(log, shape) if stored.name else self._shard.queue_of(log)
+            consumer = (
+                self._shard.consumers.store_consumer(log, shape)
+                if stored.name
+                else self._shard.leases.queue_of(log)
+            )
             consumer.restore(stored)
 
     def _record_ephemeral_losses(self) -> None:
@@ -401,8 +405,8 @@ class Recovery:
 
     def _set_corrupt(self, problem: str) -> None:
         self.report.corrupt.append(problem)
-        self._shard.cut_off = True
-        self._shard.read_only = (
+        self._shard.state.cut_off = True
+        self._shard.state.read_only = (
             f"{problem}; run `topics verify --repair` to turn the damage into announced losses"
         )
 
@@ -413,13 +417,15 @@ class Recovery:
     ) -> Generator[float, None, None]:
         """Apply synced entries from their files, and the rest from its copy in a new file."""
         shard, wal = self._shard, self._wal
-        if shard.read_only is None and self._lacks_room_for_copy(good):
+        if shard.state.read_only is None and self._lacks_room_for_copy(good):
             self._rewrite_tail(good)
         tail: list[bytes] = []
         old_last = wal.last_lsn
         decoded: list[tuple[int, Columns, Lsns]] = []
         for file, envelopes in good:
-            synced = [e for e in envelopes if e.lsn <= self._known_synced or shard.read_only is not None]
+            synced = [
+                e for e in envelopes if e.lsn <= self._known_synced or shard.state.read_only is not None
+            ]
             self._keep_file(file, envelopes)
             # Unsynced entries are written again, and counted then.
             self._checkpointer.covered_bytes -= sum(
@@ -435,7 +441,7 @@ class Recovery:
             self._replayer.apply(columns, lsns, number, 0)
             yield 0.5 + 0.4 * done / len(decoded)
         self._set_time()
-        if shard.read_only is not None:
+        if shard.state.read_only is not None:
             return
         clean = self._clean_lsn and self._clean_lsn == old_last
         self.report.power_cut = bool(good) and not clean and not self._disk_was_sound(boot_id, good)
@@ -443,11 +449,11 @@ class Recovery:
         lowered = ("memory", "ephemeral") if self.report.power_cut else () if clean else ("ephemeral",)
         self._start_new_file(tail, good, lowered)
         wal.synced_lsn = wal.last_lsn
-        shard.written_lsn = shard.synced_lsn = wal.synced_lsn
+        shard.state.written_lsn = shard.state.synced_lsn = wal.synced_lsn
         wal.unsynced_files = []
-        for log in shard.by_id.values():
+        for log in shard.state.by_id.values():
             log.ceiling_synced = log.ceiling
-        shard.time_ceiling_synced_ms = shard.time_ceiling_ms
+        shard.state.time_ceiling_synced_ms = shard.state.time_ceiling_ms
         self.report.replayed_lsn = wal.last_lsn
         self._loader.finish_recovery()
 
@@ -507,7 +513,7 @@ class Recovery:
                     wal.last_digest, wal.last_file_number = envelope.digest, file.number
         number = wal.take_number()
         # A single envelope including the losses, so that a crash cannot leave only some of them.
-        body = b"".join([wal.start_frame(number, self._shard.now_ms), *tail])
+        body = b"".join([wal.start_frame(number, self._shard.state.now_ms), *tail])
         columns, lsns = decode(body, [Envelope(wal.last_lsn + 1, 0, 0, 0, len(body), b"")])
         self._replayer.apply(columns, lsns, number, FILE_HEADER_BYTES + ENVELOPE_BYTES)
         self._set_time()
@@ -541,7 +547,7 @@ class Recovery:
 
     def _record_power_cut_losses(self) -> None:
         """Skip the seqs of `disk` topics up to the ceiling and record them as lost: they may have been acked."""
-        for log in list(self._shard.by_id.values()):
+        for log in list(self._shard.state.by_id.values()):
             if log.config.durability == "disk" and log.ceiling >= log.next_seq:
                 self._loader.record_loss(log, log.next_seq, log.ceiling, "crash")
 
@@ -552,12 +558,16 @@ class Recovery:
         """
         shard = self._shard
         # First, because it loads topics and may find more losses.
-        epochs = shard.start_forwards(lowered, self._replayer.head_of)
+        epochs = shard.forwards.start_forwards(lowered, self._replayer.head_of)
         self._loader.check_suspects()
         body = self._loader.loss_frames() + epochs
-        shard.time_ceiling_ms = max(shard.time_ceiling_ms, shard.now_ms + limits.TIME_CEILING_STEP_MS)
-        value = TimeCeiling(shard.time_ceiling_ms, shard.now_ms, shard.clock.mono_ms, self._disk.boot_id())
-        body.append(frames.encode_control(frames.TIME_CEILING, 0, shard.now_ms, value))
+        shard.state.time_ceiling_ms = max(
+            shard.state.time_ceiling_ms, shard.state.now_ms + limits.TIME_CEILING_STEP_MS
+        )
+        value = TimeCeiling(
+            shard.state.time_ceiling_ms, shard.state.now_ms, shard.state.clock.mono_ms, self._disk.boot_id()
+        )
+        body.append(frames.encode_control(frames.TIME_CEILING, 0, shard.state.now_ms, value))
         return b"".join(body)
 
     def _set_time(self) -> None:
@@ -565,11 +575,11 @@ class Recovery:
         time = self._replayer.time
         if time is None:
             return
-        clock = self._shard.clock
+        clock = self._shard.state.clock
         same_boot = time.boot_id == self._disk.boot_id()
         clock.resume(time.ceiling_ms, time.now_ms, time.mono_ms if same_boot else None)
-        self._shard.now_ms = clock.now_ms
-        self._shard.time_ceiling_ms = max(self._shard.time_ceiling_ms, time.ceiling_ms)
+        self._shard.state.now_ms = clock.now_ms
+        self._shard.state.time_ceiling_ms = max(self._shard.state.time_ceiling_ms, time.ceiling_ms)
         self._replayer.time = None
 
     # -- leftovers -----------------------------------------------------------------------------------------
@@ -583,11 +593,11 @@ class Recovery:
                 topic_id = int(text, 16)
             except ValueError:
                 continue
-            if topic_id not in self._shard.owned_ids or topic_id in self._shard.by_id:
+            if topic_id not in self._shard.state.owned_ids or topic_id in self._shard.state.by_id:
                 continue
-            if self._shard.read_only is not None:
+            if self._shard.state.read_only is not None:
                 continue
-            if topic_id < self._shard.next_id:
+            if topic_id < self._shard.state.next_id:
                 for _ in remove_tree(self._disk, f"{root}/{name}"):
                     yield None
             else:

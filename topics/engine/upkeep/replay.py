@@ -11,8 +11,8 @@ from topics.engine.commands.forwards import Forward
 from topics.engine.core.ports import Disk
 from topics.engine.core.topic_ids import ID_STEP
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.staging import EraseRequest, as_ranges
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
+from topics.engine.shard.state import EraseRequest, as_ranges
 from topics.engine.storage import frames
 from topics.engine.storage.control import (
     ConfigChanged,
@@ -87,7 +87,7 @@ class Replay:
         for i in np.nonzero(columns.headers["type"] == frames.TOPIC_DELETE)[0].tolist():
             topic_id = int(columns.headers["topic"][i])
             self._deleted[topic_id] = None
-            log = self._shard.by_id.get(topic_id)
+            log = self._shard.state.by_id.get(topic_id)
             if log is not None:
                 self._delete_topic(log)
 
@@ -123,10 +123,10 @@ class Replay:
             self._append_run(int(topics[group[0]]), columns.take(picked), number, shift, lsns[picked])
 
     def _append_run(self, topic_id: int, columns: Columns, number: int, shift: int, lsns: Lsns) -> None:
-        log = self._shard.by_id.get(topic_id)
+        log = self._shard.state.by_id.get(topic_id)
         if log is None or int(lsns[-1]) <= log.applied_lsn:
             return  # the topic is deleted later in the log, or its snapshot has these records
-        self._shard.touched[log.id] = log
+        self._shard.state.touched[log.id] = log
         if log.config.durability == "memory":
             # Deferred until the topic is loaded, so that it does not delay readiness.
             self._deferred_heads[log.id] = int(columns.headers["seq"][-1])
@@ -153,7 +153,7 @@ class Replay:
         self._add_columns(log, columns, number, shift, op)
         log.count += op.count
         log.bytes += op.bytes
-        self._shard.count_live(op)
+        self._shard.state.count_live(op)
         op.head = log.next_seq - 1
         op.first_seq = log.first_seq
         op.write_ts = int(columns.headers["ts"][-1])
@@ -163,7 +163,7 @@ class Replay:
             # An erased record is deleted, even if the log entry of its delete is damaged.
             deletion = Op(log)
             log.stage_delete(as_ranges(erased.tolist()), deletion)
-            self._shard.count_live(deletion)
+            self._shard.state.count_live(deletion)
             log.publish(deletion)
 
     def _add_columns(self, log: TopicLog, columns: Columns, number: int, shift: int, op: Op) -> None:
@@ -257,15 +257,15 @@ class Replay:
         if kind in FORWARD_KINDS:
             self._replay_forward(kind, payload)
             return
-        log = self._shard.by_id.get(topic_id)
+        log = self._shard.state.by_id.get(topic_id)
         if log is None or lsn <= log.applied_lsn:
             return
-        self._shard.touched[log.id] = log
+        self._shard.state.touched[log.id] = log
         if kind in FLOW_KINDS:  # never deferred: a forward that is missing in its topic is treated as ended
             self._replay_flow(log, kind, payload)
             return
         if kind in TXN_KINDS:  # independent of the rows
-            self._shard.replay_transaction(log, kind, payload)
+            self._shard.transactions.replay_transaction(log, kind, payload)
             return
         if log.deferred and kind == frames.CONFIG:
             # The new durability may not allow deferred appends.
@@ -278,14 +278,14 @@ class Replay:
     def _replay_forward(self, kind: int, payload: bytes) -> None:
         shard, decode = self._shard, msgspec.msgpack.decode
         if kind == frames.FORWARD_PUT:
-            shard.store_forward(decode(payload, type=Forward))
+            shard.forwards.store_forward(decode(payload, type=Forward))
         elif kind == frames.FORWARD_DELETE:
-            shard.forwards.pop(decode(payload, type=int), None)
+            shard.forwards.catalog.pop(decode(payload, type=int), None)
         elif kind == frames.OUTFLOW_OPEN:
             opened = decode(payload, type=OutflowOpen)
-            shard.store_outflow(OutflowRow(opened.forward, opened.starts))
+            shard.forwards.store_outflow(OutflowRow(opened.forward, opened.starts))
         else:
-            shard.remove_outflow(decode(payload, type=int))
+            shard.forwards.remove_outflow(decode(payload, type=int))
 
     @staticmethod
     def _replay_flow(log: TopicLog, kind: int, payload: bytes) -> None:
@@ -306,37 +306,37 @@ class Replay:
             add_epoch(log.epochs, decode(payload, type=int))
 
     def _create_topic(self, topic_id: int, created: TopicCreated) -> None:
-        self._shard.next_id = max(self._shard.next_id, topic_id + ID_STEP)
-        if topic_id in self._shard.by_id or topic_id in self._deleted:
+        self._shard.state.next_id = max(self._shard.state.next_id, topic_id + ID_STEP)
+        if topic_id in self._shard.state.by_id or topic_id in self._deleted:
             return
-        log = self._shard.new_log(topic_id, created.name, created.config)
+        log = self._shard.state.new_log(topic_id, created.name, created.config)
         log.ceiling = created.ceiling
-        self._shard.touched[topic_id] = log
+        self._shard.state.touched[topic_id] = log
         self.register_topic(log)
 
     def register_topic(self, log: TopicLog) -> None:
         shard = self._shard
-        shard.staged[log.name] = shard.published[log.name] = log
-        shard.by_id[log.id] = log
-        shard.names.add(log.name)
-        shard.bytes_live += log.bytes
-        shard.records_live += log.count
-        shard.classes_changed()
+        shard.state.staged[log.name] = shard.state.published[log.name] = log
+        shard.state.by_id[log.id] = log
+        shard.state.names.add(log.name)
+        shard.state.bytes_live += log.bytes
+        shard.state.records_live += log.count
+        shard.state.classes_changed()
 
     def _delete_topic(self, log: TopicLog) -> None:
         shard = self._shard
-        shard.by_id.pop(log.id)
-        shard.touched.pop(log.id, None)
-        shard.trimming.pop(log.id, None)
-        if shard.published.get(log.name) is log:
-            del shard.published[log.name], shard.staged[log.name]
-            shard.names.discard(log.name)
-        shard.bytes_live -= log.bytes
-        shard.records_live -= log.count
-        shard.classes_changed()
+        shard.state.by_id.pop(log.id)
+        shard.state.touched.pop(log.id, None)
+        shard.state.trimming.pop(log.id, None)
+        if shard.state.published.get(log.name) is log:
+            del shard.state.published[log.name], shard.state.staged[log.name]
+            shard.state.names.discard(log.name)
+        shard.state.bytes_live -= log.bytes
+        shard.state.records_live -= log.count
+        shard.state.classes_changed()
         log.dropped = log.view.dropped = True
         self._checkpointer.rows.pop(log.id, None)
-        shard.dropped_topics.append(log)
+        shard.state.dropped_topics.append(log)
 
     def _apply_control(self, log: TopicLog, kind: int, payload: bytes, ts: int) -> None:
         if log.stored is not None:
@@ -370,9 +370,9 @@ class Replay:
                 log.chunks[-1].closed = True
             if changed.config.cap_per_tag != log.config.cap_per_tag:  # deletes by the trim follow in the log
                 log.trim_from = 0
-                self._shard.trimming[log.id] = log
+                self._shard.state.trimming[log.id] = log
             log.config = op.config = changed.config
-            self._shard.classes_changed()
+            self._shard.state.classes_changed()
             log.ceiling = changed.ceiling
         elif kind == frames.SEQ_CEILING:
             log.ceiling = max(log.ceiling, decode(payload, type=int))
@@ -387,32 +387,32 @@ class Replay:
         elif kind == frames.LEASE:
             event = decode(payload, type=Event)
             if not event.consumer:
-                self._shard.queue_of(log)
+                self._shard.leases.queue_of(log)
             if log.consumers is not None:
                 log.consumers.apply(event)
         elif kind == frames.CONSUMER_PUT:
-            self._shard.store_consumer(log, decode(payload, type=ConsumerStored))
+            self._shard.consumers.store_consumer(log, decode(payload, type=ConsumerStored))
         elif kind == frames.CONSUMER_DELETE:
             consumer = (
                 log.consumers.named.get(decode(payload, type=str)) if log.consumers is not None else None
             )
             if consumer is not None:
-                self._shard.remove_consumer(log, consumer)
+                self._shard.consumers.remove_consumer(log, consumer)
         elif kind == frames.LETTERS_TAKEN:
             taken = decode(payload, type=DeadLettersReceived)
             log.consumers = log.consumers or TopicConsumers()
             log.consumers.note_received(taken.source_id, taken.number)
         elif kind == frames.ERASE_DONE:
             log.forget_erasing(decode(payload, type=list[tuple[int, int]]))
-        self._shard.count_live(op)
+        self._shard.state.count_live(op)
         log.publish(op)
 
     def resume_erases(self) -> None:
         """After replay, request the erases that were not finished, with one request for each topic."""
-        for log in self._shard.by_id.values():
+        for log in self._shard.state.by_id.values():
             if log.erasing:
                 request = EraseRequest(log, log.join_erasing(log.erasing), None, None)
-                self._shard.erase_requests.append(request)
+                self._shard.state.erase_requests.append(request)
 
     def _apply_swap(self, log: TopicLog, swapped: Swapped, op: Op) -> None:
         """Switch a segment to its new generation. Deletes replayed so far are flags in memory or in the old .del file."""

@@ -111,7 +111,7 @@ class RuleService:
     def start(self) -> None:
         """The shard has recovered."""
         self._is_open = True
-        for forward in self._engine.shard.forwards.values():
+        for forward in self._engine.shard.forwards.catalog.values():
             self.book.put(forward)
         now_us = self._now_us()
         self._unfinished = dict.fromkeys(self.book.unsettled, now_us)
@@ -181,7 +181,7 @@ class RuleService:
 
     @property
     def _may_resume(self) -> bool:
-        return self._engine.shard.read_only is None
+        return self._engine.shard.state.read_only is None
 
     def tick(self) -> None:
         """Run what is due. A loop rather than recursion, so that a thousand steps that fail at once do not nest."""

@@ -201,7 +201,7 @@ def test_rot_in_a_version_is_rot_and_not_another_version(suffix: str) -> None:
     assert h.rows("t") == rows
     h.restart()
     assert (h.rows("t"), h.gaps("t")) == (rows, [])
-    assert h.engine.shard.read_only is None
+    assert h.engine.shard.state.read_only is None
 
 
 @fault(
@@ -440,8 +440,8 @@ def test_whole_entries_behind_a_bad_one_are_not_cut_off_as_torn() -> None:
     (path,) = holders(h.disk, b"second")
     h.disk.flip_bit(path, file_bytes(h.disk, path).index(b"second"), 1)
     h.kill_and_open()
-    assert h.engine.shard.read_only is not None
-    assert path in h.engine.shard.read_only
+    assert h.engine.shard.state.read_only is not None
+    assert path in h.engine.shard.state.read_only
 
 
 def test_a_loss_found_by_a_read_does_not_show_an_eviction_that_waits_for_its_sync() -> None:
@@ -469,7 +469,7 @@ def test_answered_long_polls_do_not_pile_up() -> None:
         h.append("t", b"%d" % i)
         assert rows_of(h.replies[poll]) == [(i + 1, b"%d" % i)]
     (poll,) = h.ask(c.Diff("t", 150, wait_ms=30_000))
-    assert len(h.engine.shard.waiter_heap) < 100
+    assert len(h.engine.shard.state.waiter_heap) < 100
     h.pass_time(30_000)
     assert rows_of(h.replies[poll]) == []
 
@@ -665,18 +665,18 @@ def test_who_follows_a_topic_knows_what_recovery_has_put_off() -> None:
     h.append("t", b"2")
     h.kill_and_open()
     shard = h.engine.shard
-    assert shard.published["t"].deferred
-    assert shard.loaded_topic("t").view.head == 2
+    assert shard.state.published["t"].deferred
+    assert shard.state.loaded_topic("t").view.head == 2
 
 
 def test_a_gap_reaches_no_further_than_the_head_that_is_told_with_it() -> None:
     """Who sees only what is synced was told of a head that lay inside of the gap."""
     h = Harness()
     h.put("t", TopicConfig(cap_records=2))
-    h.engine.shard.track_synced_head(h.engine.shard.loaded_topic("t"))
+    h.engine.shard.state.track_synced_head(h.engine.shard.state.loaded_topic("t"))
     for text in numbered(0, 6):
         h.append("t", text)
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     log.synced_head = 0
     page = h.engine.reader.diff(log, c.Diff("t", synced=True))
     assert page.tombstone is not None

@@ -412,7 +412,7 @@ def test_disk_topic_never_reuses_an_acked_seq_after_a_failed_sync(seed: int) -> 
     h.clock.advance(200)
     h.disk.fail_at(1, errno.EIO, of="sync")
     h.rest()
-    assert h.engine.shard.read_only is not None
+    assert h.engine.shard.state.read_only is not None
     h.kill_and_open()
     assert h.append("t", b"n").first_seq == limits.SEQ_CEILING_STEP_MIN + 1
 

@@ -101,7 +101,7 @@ def test_liveness_is_looked_up_in_the_chunks_that_matter() -> None:
     """Ten seqs of a topic with sixty chunks: as right as one by one."""
     h = with_backlog(60_000, 10, 100_000)
     h.do(c.Delete("t", seqs=[5, 30_001, 30_002, 59_999]))
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     seqs = np.array([1, 5, 6, 1000, 1001, 30_001, 30_002, 30_003, 59_999, 60_000, 60_001, 90_000], np.uint64)
     assert log.are_live(seqs).tolist() == [log.is_live(int(seq)) for seq in seqs]
 
@@ -135,7 +135,7 @@ def test_the_space_comes_back() -> None:
     h.append("t", b"the last one")
     for _ in range(3):
         h.checkpoint()
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     assert (log.count, len(log.chunks)) == (6, len(log.chunks)) and len(log.chunks) <= 4
     assert len({name.rpartition(".")[0] for name in h.segment_files("t")}) <= 4
     usage = h.engine.checkpointer.usage.totals["hot"]
@@ -215,7 +215,9 @@ def test_superseded_cold_records_are_marked_on_the_hot_side_and_dead_segments_le
     h.append("t", b"13", tag=b"z")
     h.checkpoint()
     h.checkpoint()
-    tiers = [chunk.meta.tier for chunk in h.engine.shard.published["t"].chunks if chunk.meta is not None]
+    tiers = [
+        chunk.meta.tier for chunk in h.engine.shard.state.published["t"].chunks if chunk.meta is not None
+    ]
     assert tiers[:2] == ["cold", "cold"]
     before = dict(store.objects)
     first = [b"%d" % i for i in range(4)]
@@ -271,7 +273,7 @@ def history(records: int, tags: int) -> Harness:
 
 def turns_until(h: Harness, is_done: Callable[[], bool]) -> list[int]:
     """How many records each turn took."""
-    log = h.engine.shard.staged["t"]
+    log = h.engine.shard.state.staged["t"]
     taken: list[int] = []
     while not is_done():
         before = log.count
@@ -288,7 +290,7 @@ def turns_until(h: Harness, is_done: Callable[[], bool]) -> list[int]:
 def test_a_new_cap_takes_a_bounded_number_a_turn(tags: int) -> None:
     h = history(4000, tags)
     h.ask(c.PutTopic("t", capped(2)))
-    log = h.engine.shard.staged["t"]
+    log = h.engine.shard.state.staged["t"]
     assert log.count >= 4000 - 2 * limits.TRIM_RECORDS
     taken = turns_until(h, lambda: log.trim_from is None)
     assert max(taken) <= 2 * limits.TRIM_RECORDS
@@ -311,7 +313,7 @@ def test_writes_meanwhile_have_room_and_the_newest_win() -> None:
 def test_a_restart_goes_on_with_it(how: str, checkpoints: int) -> None:
     h = history(4000, 500)
     h.do(c.PutTopic("t", capped(2)))
-    log = h.engine.shard.staged["t"]
+    log = h.engine.shard.state.staged["t"]
     assert log.trim_from is not None
     for _ in range(checkpoints):
         h.engine.checkpoint()
@@ -324,12 +326,12 @@ def test_a_restart_goes_on_with_it(how: str, checkpoints: int) -> None:
         assert log.trim_from is not None
         h._take(h.engine.close())
     h.kill_and_open()
-    assert h.engine.shard.trimming
+    assert h.engine.shard.state.trimming
     h.rest()
     assert set(counts(h).values()) == {2}
     assert h.state("t").count == 1000
     h.restart()
-    assert not h.engine.shard.trimming
+    assert not h.engine.shard.state.trimming
     assert h.state("t").count == 1000
 
 
@@ -337,7 +339,7 @@ def test_a_cap_that_is_lifted_again_spares_the_rest() -> None:
     h = history(3000, 3)
     h.do(c.PutTopic("t", capped(1)))
     h.do(c.PutTopic("t", FSYNC))
-    left = h.engine.shard.staged["t"].count
+    left = h.engine.shard.state.staged["t"].count
     assert 3 < left < 3000
     h.rest()
     assert h.state("t").count == left
@@ -348,4 +350,4 @@ def test_a_topic_dropped_meanwhile() -> None:
     h.do(c.PutTopic("t", capped(1)))
     h.do(c.DropTopic("t"))
     h.rest()
-    assert not h.engine.shard.trimming
+    assert not h.engine.shard.state.trimming

@@ -209,7 +209,7 @@ def test_topics_that_are_put_away_keep_their_consumers(type: str) -> None:
     h.nack(2, consumer=name)
     for _ in range(2):
         h.checkpoint()
-    assert h.engine.shard.published["q"].is_unloaded
+    assert h.engine.shard.state.published["q"].is_unloaded
     assert h.ack(1, 3, consumer=name).count == 2
     claimed = h.claim(9, consumer=name)
     assert (claimed.page.seqs[0], claimed.deliveries[0]) == (2, 2)

@@ -60,8 +60,8 @@ class Rig(Harness):
     def ship(self) -> None:
         """What a server does with letters, all to topics of this shard."""
         self.rest()
-        for source in list(self.engine.shard.dead_letters_due.values()):
-            while letters := self.engine.shard.dead_letters_to_send(source, 64, 1 << 20):
+        for source in list(self.engine.shard.state.dead_letters_due.values()):
+            while letters := self.engine.shard.dead_letters.dead_letters_to_send(source, 64, 1 << 20):
                 last = letters[-1]
                 self.do(k.TakeDeadLetters(last.target, last.source_id, letters))
                 self.do(k.SettleDeadLetters(source.name, last.source_id, last.number, True))
@@ -147,7 +147,7 @@ def test_a_gathered_claim_is_answered_when_the_window_goes(jobs: int) -> None:
     h.configure(type="queue", claim_jitter_ms=0)
     h.pass_time(1000)
     assert first in h.replies and second in h.replies
-    assert h.engine.shard.published["q"].consumers.waiting == 0  # type: ignore[union-attr]
+    assert h.engine.shard.state.published["q"].consumers.waiting == 0  # type: ignore[union-attr]
 
 
 def test_a_stream_keeps_its_place_among_those_who_wait() -> None:
@@ -264,7 +264,7 @@ def test_consumers_that_are_made_and_dropped_leave_nothing() -> None:
     for i in range(200):
         h.make(inactive_ttl_ms=30 * DAY_MS - i)
     h.rest()
-    assert len(h.engine.shard.idle_timers) <= 64
+    assert len(h.engine.shard.claims.idle_timers) <= 64
 
 
 def test_dropped_topics_are_not_kept_by_the_timers_of_their_consumers() -> None:
@@ -274,8 +274,8 @@ def test_dropped_topics_are_not_kept_by_the_timers_of_their_consumers() -> None:
         h.do(k.PutConsumer(f"t{i}", "c", ConsumerConfig(inactive_ttl_ms=30 * DAY_MS)))
         h.do(c.DropTopic(f"t{i}"))
     h.pass_time(120_000)
-    assert len(h.engine.shard.idle_timers) <= 64
-    assert not any(log.dropped for log, _ in h.engine.shard.idle.values())
+    assert len(h.engine.shard.claims.idle_timers) <= 64
+    assert not any(log.dropped for log, _ in h.engine.shard.claims.idle.values())
 
 
 # ---- what it costs
@@ -320,7 +320,7 @@ def test_a_claim_after_a_restart_passes_by_what_is_in_hand_in_few_reads(
         h.claim(1000, consumer="", lease_ms=DAY_MS)
     h.restart()
     reads = [0]
-    reader = h.engine.shard.reader
+    reader = h.engine.shard.state.reader
     undelivered = reader.undelivered
 
     def counted(*args: Any) -> Any:

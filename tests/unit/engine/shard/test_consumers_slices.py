@@ -150,12 +150,12 @@ def test_with_too_many_long_commands_a_change_changes_nothing_and_leases_of_a_lo
     h.make("c", ack="all", max_ack_pending=10_000)
     h.produce(3000)
     seqs = [seq for _ in range(3) for seq in h.got(1000, consumer="c", connection=7)]
-    assert h.engine.shard.published["q"].consumers is not None
-    found = h.engine.shard.published["q"].consumers.named["c"]
+    assert h.engine.shard.state.published["q"].consumers is not None
+    found = h.engine.shard.state.published["q"].consumers.named["c"]
     monkeypatch.setattr(limits, "LONG_COMMANDS_MAX", 0)
     h.refused(k.Settle("q", "ack", b"w", seqs[-1:], consumer="c"), Throttled)
     h.refused(k.PauseConsumer("q", "c", True), Throttled)
-    assert (len(found.entries), found.is_paused(h.engine.shard.now_ms)) == (3000, False)
+    assert (len(found.entries), found.is_paused(h.engine.shard.state.now_ms)) == (3000, False)
     assert h.do(k.Release("q", "c", 7)) == k.Released("q", 3000)
     assert found.leases_of(7) == 0
 
@@ -166,10 +166,10 @@ def test_what_only_a_dropped_consumer_needed_goes_in_slices() -> None:
     h.make("fast")
     h.do(k.ResetConsumer("q", "fast", "end"))
     (token,) = h.ask(k.DropConsumer("q", "slow"))
-    counts = [h.engine.shard.published["q"].count]
+    counts = [h.engine.shard.state.published["q"].count]
     while token not in h.replies:
         h.run_job() if h.jobs else h.ask()
-        counts.append(h.engine.shard.published["q"].count)
+        counts.append(h.engine.shard.state.published["q"].count)
     assert (h.replies[token].deleted, counts[-1]) == (True, 0), "answered when all of them are gone"
     assert max(before - after for before, after in pairwise(counts)) <= 1024
 
@@ -181,7 +181,7 @@ def test_what_was_not_gone_at_the_end_goes_after_it(end: str) -> None:
     h.make("fast")
     h.do(k.ResetConsumer("q", "fast", "end"))
     (token,) = h.ask(k.DropConsumer("q", "slow"))
-    while not 0 < h.engine.shard.published["q"].count < MANY:
+    while not 0 < h.engine.shard.state.published["q"].count < MANY:
         h.run_job() if h.jobs else h.ask()
     assert token not in h.replies
     if end != "restart":
@@ -204,7 +204,7 @@ def test_counts_over_many_turns_are_right_whatever_happens_meanwhile(
     filter = rng.choice([(), (("Subject", "a.*"),), (("Subject", "*.b"), ("Eq", "a.c"))])
     h.do(append("q", *[b"1"] * 40, tags=rng.choices(tags, k=40)))
     h.make("c", filter=(("Eq", "a.b"),))
-    topic = h.engine.shard.published["q"]
+    topic = h.engine.shard.state.published["q"]
     for command in (
         k.PutConsumer("q", "d", consumer(filter=filter, deliver=rng.choice(["all", "last"]))),
         k.PutConsumer("q", "c", consumer(filter=filter)),
@@ -239,7 +239,7 @@ def test_a_consumer_with_a_backlog_is_not_starved_by_a_writer(cap: int, batch: i
         *(k.PutConsumer("q", name, consumer(filter=filter)) for name, filter in filters.items()),
         cap_records=cap,
     )
-    topic = h.engine.shard.published["q"]
+    topic = h.engine.shard.state.published["q"]
 
     def answer(command: c.Command) -> Any:
         """What it is answered while records are written in every turn."""

@@ -92,7 +92,7 @@ def test_what_a_turn_has_no_room_for_comes_in_the_next_without_a_request(
         write(rig, name)
     rig.turn()
     assert len(fed_topics(rig, keys)) == 3
-    assert rig.core.engine.shard.backlog == 7
+    assert rig.core.engine.shard.delivery.backlog == 7
     assert rig.wake_at_ms is not None
     assert rig.wake_at_ms <= rig.clock.monotonic_ms()
     rig.rest()
@@ -120,7 +120,7 @@ def test_bands_share_by_weight_while_both_have_work(rig: FeedRig, monkeypatch: p
             served["high" if topic == "high" else "low"] += 1
             rig.tell(wire.FEED_ACK, numbers[topic])
     assert served["high"] == pytest.approx(8 * served["low"], abs=8)
-    used = [band.used for band in rig.core.engine.shard.scheduler.bands]
+    used = [band.used for band in rig.core.engine.shard.delivery.scheduler.bands]
     assert used[4] == pytest.approx(WEIGHTS[4] * used[1], rel=0.2)
 
 
@@ -181,7 +181,7 @@ def test_a_front_that_takes_nothing_gets_the_best_first_when_it_does(
 
 def press(rig: FeedRig, **measures: Any) -> Measures:
     """Measures as if the pressure asked for them."""
-    found = rig.core.engine.shard.measures
+    found = rig.core.engine.shard.delivery.measures
     for name, value in measures.items():
         setattr(found, name, value)
     return found
@@ -223,13 +223,13 @@ def test_the_lowest_band_is_polled_but_not_pushed_to(rig: FeedRig) -> None:
     reply = rig.ask(wire.DIFF, "lowest", {})
     assert reply is not None
     assert len(json.loads(bytes(reply.body))["records"]) == 1
-    assert list(log.name for log in rig.core.engine.shard.paused.values()) == ["lowest"]
+    assert list(log.name for log in rig.core.engine.shard.delivery.paused.values()) == ["lowest"]
     measures.defers = False
     rig.clock.advance(1)
     rig.turn()
     rig.rest()
     assert fed_topics(rig, keys) == ["lowest"]
-    assert not rig.core.engine.shard.paused
+    assert not rig.core.engine.shard.delivery.paused
 
 
 def test_a_topic_that_is_dropped_is_told_of_under_any_pressure(rig: FeedRig) -> None:
@@ -246,11 +246,11 @@ def test_copies_that_wait_one_band_lower_do_not_keep_pushes_back(rig: FeedRig) -
     keys = followed(rig, "low")
     press(rig, defers=True)
     shard = rig.core.engine.shard
-    shard._enqueue(shard.published["low"], delivery.COPIES)
+    shard.delivery._enqueue(shard.state.published["low"], delivery.COPIES)
     write(rig, "low")
     rig.rest()
     assert fed_topics(rig, keys) == ["low"]
-    assert not shard.paused
+    assert not shard.delivery.paused
 
 
 def test_jobs_of_the_lowest_band_can_be_claimed_but_are_not_pushed() -> None:

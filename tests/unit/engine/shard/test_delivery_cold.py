@@ -166,7 +166,7 @@ def test_a_watcher_of_cold_records_is_fed_without_turning_in_circles() -> None:
     for _ in range(3):
         rig.turn()
     shard = rig.core.engine.shard
-    assert not shard.has_new_work and not shard.backlog, "it waits, and nothing is due"
+    assert not shard.delivery.has_new_work and not shard.delivery.backlog, "it waits, and nothing is due"
     assert rig.wake_at_ms is None or rig.wake_at_ms > rig.clock.monotonic_ms()
     rig.rest()
     assert len(rig.heard[key]) > 1, "the answer, and pages"

@@ -29,12 +29,12 @@ def test_the_catalog_keeps_rules_over_restarts() -> None:
     pair.dest.do(f.DropForward(5))
     pair.dest.kill_and_open()
     shard = pair.dest.engine.shard
-    assert (shard.forwards, shard.forward_uid) == ({3: first}, 5)
+    assert (shard.forwards.catalog, shard.forwards.last_uid) == ({3: first}, 5)
     pair.dest.checkpoint()
     pair.dest.checkpoint()
     pair.dest.restart()
     shard = pair.dest.engine.shard
-    assert (shard.forwards, shard.forward_uid) == ({3: first}, 5), "a uid is never given twice"
+    assert (shard.forwards.catalog, shard.forwards.last_uid) == ({3: first}, 5), "a uid is never given twice"
 
 
 def test_a_rule_is_answered_after_its_sync() -> None:
@@ -43,7 +43,7 @@ def test_a_rule_is_answered_after_its_sync() -> None:
     assert token not in pair.dest.replies
     pair.dest.power_cut()
     pair.dest.open()
-    assert pair.dest.engine.shard.forwards == {}
+    assert pair.dest.engine.shard.forwards.catalog == {}
 
 
 def test_both_ends_are_made_and_say_so() -> None:
@@ -76,7 +76,7 @@ def test_a_key_ends_rules_with_a_topic_only_if_it_may_know_of_them(source: str) 
 def test_a_dest_that_must_be_there_is_not_made() -> None:
     pair = Pair()
     pair.dest.refused(f.OpenInflow("dst", 1, "r1", create=False), TopicNotFound)
-    assert pair.dest.engine.shard.published == {}
+    assert pair.dest.engine.shard.state.published == {}
 
 
 @pytest.mark.parametrize("used", [False, True])
@@ -90,7 +90,7 @@ def test_what_was_made_for_a_refused_rule_goes_unless_it_was_used(used: bool) ->
     pair.source.do(f.CloseOutflow(1, "src", undo=True))
     for harness, name in ((pair.dest, "dst"), (pair.source, "src")):
         harness.kill_and_open()
-        assert (name in harness.engine.shard.published) is used
+        assert (name in harness.engine.shard.state.published) is used
 
 
 # -- copies ------------------------------------------------------------------------------------------------
@@ -214,9 +214,9 @@ def test_a_pattern_copies_topics_that_are_there_and_those_that_come() -> None:
     forward = pair.open(rule(source="orders.>"))
     pair.source.append("orders.eu", b'"eu"')
     pair.source.append("orders.us", b'"us"')
-    assert pair.source.engine.shard.published["other"].outflows == ()
+    assert pair.source.engine.shard.state.published["other"].outflows == ()
     pair.source.kill_and_open()
-    assert sorted(log.name for log in pair.source.engine.shard.copies_due.values()) == [
+    assert sorted(log.name for log in pair.source.engine.shard.state.copies_due.values()) == [
         "orders.eu",
         "orders.us",
     ]
@@ -247,15 +247,15 @@ def test_a_topic_takes_the_rules_with_it_that_cannot_be_without_it() -> None:
     pair.open(rule(3, "*", "x.y", name="pattern"))
     pair.dest.append("b", b"1")
     pair.dest.refused(c.DropTopic("b", if_empty=True), TopicNotEmpty)
-    assert sorted(pair.dest.engine.shard.outflows) == [1, 2, 3]
+    assert sorted(pair.dest.engine.shard.forwards.outflows) == [1, 2, 3]
     assert pair.dest.do(c.DropTopic("b")).forwards == [(1, "in"), (2, "out")]
     for _ in range(2):
-        assert sorted(pair.dest.engine.shard.outflows) == [1, 3], (
+        assert sorted(pair.dest.engine.shard.forwards.outflows) == [1, 3], (
             "the first one ends when the catalog says so"
         )
         pair.dest.kill_and_open()
     pair.dest.append("b", b"2")
-    assert pair.dest.engine.shard.published["b"].outflows == (3,)
+    assert pair.dest.engine.shard.state.published["b"].outflows == (3,)
 
 
 # -- room --------------------------------------------------------------------------------------------------
@@ -354,10 +354,10 @@ def test_a_full_server_takes_nothing_of_a_batch() -> None:
     pair.source.append("src", b"1", b"2")
     copies = pair.next(forward, 0)
     assert copies is not None
-    pair.dest.engine.shard.disk_full = True
+    pair.dest.engine.shard.state.disk_full = True
     pair.refused(copies, Throttled)
     assert pair.mark(forward) == 0
-    pair.dest.engine.shard.disk_full = False
+    pair.dest.engine.shard.state.disk_full = False
     assert pair.take(copies).mark == 2
 
 
@@ -379,7 +379,7 @@ def test_a_checkpoint_keeps_holes_that_are_not_visible_yet() -> None:
     pair.dest.rest()
     pair.dest.engine.checkpoint()
     pair.dest.ask(f.TakeCopies(forward.dest, copies))
-    assert not pair.dest.engine.shard.published["dst"].view.losses, "it waits for its sync"
+    assert not pair.dest.engine.shard.state.published["dst"].view.losses, "it waits for its sync"
     pair.dest.rest()
     pair.dest.kill_and_open()
     assert pair.dest.gaps("dst") == [(2, 5, "source_trim")]
@@ -570,7 +570,7 @@ def test_a_copy_says_where_it_comes_from(meta: bytes, kept: dict[str, Any]) -> N
     forward = pair.open(rule(name="src->dst", guarantee="exactly_once"))
     pair.source.do(append("src", b'"d"' + meta, meta_lens=[len(meta)]))
     pair.carry(forward)
-    topic_id = pair.source.engine.shard.published["src"].id
+    topic_id = pair.source.engine.shard.state.published["src"].id
     text = pair.payloads()[0].removeprefix(b'"d"')
     found = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     assert msgspec.json.decode(found.pop("_topics_router")) == {

@@ -218,7 +218,7 @@ def test_claims_wait_for_cold_jobs() -> None:
 def test_a_withdrawn_claim_takes_nothing_when_its_blocks_come() -> None:
     h = cold_queue()
     (token,) = h.ask(con.Claim("t", "", b"w", 3))
-    assert h.engine.shard.withdraw_claim("t", "", lambda found: found == token)
+    assert h.engine.shard.claims.withdraw_claim("t", "", lambda found: found == token)
     h.rest()
     assert token not in h.replies
     assert rows_of(h.do(con.Claim("t", "", b"w", 3)).page) == records(1, 2, 3)

@@ -17,7 +17,7 @@ from topics.api import limits
 from topics.api.config import TopicConfig
 from topics.api.errors import InvalidRequest, TopicNotFound
 from topics.engine.commands import topics as c
-from topics.engine.shard.staging import as_ranges
+from topics.engine.shard.state import as_ranges
 
 
 def listed(h: Harness, topic: str = "t", limit: int = 0) -> list[tuple[int, int]]:

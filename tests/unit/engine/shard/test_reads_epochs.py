@@ -44,7 +44,7 @@ def gone_back(durability: TopicConfig) -> Harness:
         else:
             h.power_cut()
         h.open()
-        if h.engine.shard.published["t"].epochs == [(1, 3)]:
+        if h.engine.shard.state.published["t"].epochs == [(1, 3)]:
             return h
     raise AssertionError("the tail was never lost")
 
@@ -166,7 +166,7 @@ def test_a_memory_topic_that_nobody_has_asked_for_keeps_its_epochs() -> None:
     h.sync()
     h.power_cut()
     h.open()
-    log = h.engine.shard.published["m"]
+    log = h.engine.shard.state.published["m"]
     assert log.deferred
     assert log.epochs == [(1, 3)]
     h.restart()

@@ -126,7 +126,7 @@ def test_match_after_a_failed_commit() -> None:
     h.do(c.Delete("t", before_seq=7))
     h.disk.fail_at(1, 5, of="write")
     h.send(append("t", b"9", tag=b"z"))
-    assert h.engine.shard.read_only is not None
+    assert h.engine.shard.state.read_only is not None
     assert seqs(h, match=ANY) == [7, 8]
     assert seqs(h, match=TagMatch("Glob", b"h*")) == [8]
 
@@ -359,9 +359,9 @@ def test_foreign_names_are_not_looked_at() -> None:
         h.put(f"x{i:02}", TopicConfig(durability="fsync", ttl_ms=10))
     h.put("y")
     h.pass_time(5)
-    touched = {name: log.last_touch for name, log in h.engine.shard.published.items()}
+    touched = {name: log.last_touch for name, log in h.engine.shard.state.published.items()}
     assert names(h, prefixes=("x39", "y")) == ["x39", "y"]
-    now = {name: log.last_touch for name, log in h.engine.shard.published.items()}
+    now = {name: log.last_touch for name, log in h.engine.shard.state.published.items()}
     assert {name for name in now if now[name] != touched[name]} == {"x39"}
 
 
@@ -435,50 +435,52 @@ def test_records_are_counted_over_all_topics() -> None:
     h.append("v", b"1", config=EPHEMERAL)
     h.append("w", b"1", config=TopicConfig(durability="fsync", ttl_ms=50))
     shard = h.engine.shard
-    assert shard.records_live == 6 + 2 + 1 + 1
+    assert shard.state.records_live == 6 + 2 + 1 + 1
     h.do(c.Delete("t", before_seq=3))
-    assert shard.records_live == 8
+    assert shard.state.records_live == 8
     h.clock.advance(100)
     assert h.state("w").count == 0
-    assert shard.records_live == 7
+    assert shard.state.records_live == 7
     h.do(c.DropTopic("u"))
-    assert shard.records_live == 5
+    assert shard.state.records_live == 5
     h.kill_and_open()
     assert h.state("w").count == 0  # time acts on a topic when it is touched
-    assert h.engine.shard.records_live == 4  # the ephemeral one is gone
+    assert h.engine.shard.state.records_live == 4  # the ephemeral one is gone
     h.restart()
-    assert h.engine.shard.records_live == 4
+    assert h.engine.shard.state.records_live == 4
 
 
 def test_classes_are_counted_by_what_is_published() -> None:
     h = Harness()
     shard = h.engine.shard
     nothing = {"ephemeral": 0, "memory": 0, "disk": 0, "fsync": 0}
-    assert shard.class_counts() == nothing
+    assert shard.state.class_counts() == nothing
     h.ask(c.PutTopic("a", FSYNC))
-    assert shard.class_counts() == nothing  # not synced yet
+    assert shard.state.class_counts() == nothing  # not synced yet
     h.rest()
     h.put("b", DISK)
     h.put("c", MEMORY)
-    assert shard.class_counts() == {**nothing, "fsync": 1, "disk": 1, "memory": 1}
-    counted = shard._class_counts
+    assert shard.state.class_counts() == {**nothing, "fsync": 1, "disk": 1, "memory": 1}
+    counted = shard.state._class_counts
     h.append("a", b"1")
     h.diff("a")
-    shard.class_counts()["disk"] = 7
-    assert shard._class_counts is counted
-    assert shard.class_counts()["disk"] == 1
+    shard.state.class_counts()["disk"] = 7
+    assert shard.state._class_counts is counted
+    assert shard.state.class_counts()["disk"] == 1
     h.put("d", FSYNC)
-    assert shard.class_counts() == {**nothing, "fsync": 2, "disk": 1, "memory": 1}
+    assert shard.state.class_counts() == {**nothing, "fsync": 2, "disk": 1, "memory": 1}
     h.do(c.DropTopic("d"))
     h.ask(c.DropTopic("c"), c.PutTopic("c", MEMORY))
     h.rest()
-    assert shard.class_counts() == {**nothing, "fsync": 1, "disk": 1, "memory": 1}
-    assert shard._class_counts is counted, "new and dropped topics do not have all of them counted again"
+    assert shard.state.class_counts() == {**nothing, "fsync": 1, "disk": 1, "memory": 1}
+    assert shard.state._class_counts is counted, (
+        "new and dropped topics do not have all of them counted again"
+    )
     h.put("b", EPHEMERAL)
     h.do(c.DropTopic("a"))
-    assert shard.class_counts() == {**nothing, "ephemeral": 1, "memory": 1}
+    assert shard.state.class_counts() == {**nothing, "ephemeral": 1, "memory": 1}
     h.kill_and_open()
-    assert h.engine.shard.class_counts() == {**nothing, "ephemeral": 1, "memory": 1}
+    assert h.engine.shard.state.class_counts() == {**nothing, "ephemeral": 1, "memory": 1}
 
 
 def test_writing_is_counted_by_the_envelope() -> None:
@@ -505,7 +507,7 @@ def test_writing_is_counted_by_the_envelope() -> None:
 def test_a_share_of_topics_replaces_the_cap() -> None:
     h = Harness(msgspec.structs.replace(SMALL, max_topics=100))
     shard = h.engine.shard
-    shard.topics_granted = 1
+    shard.state.topics_granted = 1
     h.put("a")
     for command in (c.PutTopic("b", DISK), append("b", b"12345")):
         error = h.refused(command, OverGrant)
@@ -514,36 +516,36 @@ def test_a_share_of_topics_replaces_the_cap() -> None:
         assert "100 topics" in str(error)
         assert (error.topics, error.need_topics, error.need_bytes) == (1, 1, 0)
     assert error.bytes == 5
-    shard.topics_granted = 2
+    shard.state.topics_granted = 2
     h.put("b")
-    shard.topics_granted = 0
+    shard.state.topics_granted = 0
     assert h.refused(c.PutTopic("c", DISK), OverGrant).need_topics == 3
     h.append("b", b"1")
-    shard.topics_granted = None
+    shard.state.topics_granted = None
     h.put("c")
 
 
 def test_a_share_of_bytes_replaces_the_cap() -> None:
     h = Harness(msgspec.structs.replace(SMALL, max_total_bytes=1000))
     shard = h.engine.shard
-    shard.bytes_granted = 10
+    shard.state.bytes_granted = 10
     h.append("t", b"x" * 10)
     error = h.refused(append("t", b"x" * 7), OverGrant)
     assert error.detail == {"limit": "max_total_bytes", "max": 1000}
     assert (error.topics, error.bytes, error.need_topics, error.need_bytes) == (0, 7, 0, 7)
-    shard.topics_granted = 1
+    shard.state.topics_granted = 1
     error = h.refused(append("u", b"x" * 7), OverGrant)
     assert error.detail["limit"] == "max_topics"
     assert (error.topics, error.bytes, error.need_topics, error.need_bytes) == (1, 7, 1, 7)
-    shard.topics_granted = 2
+    shard.state.topics_granted = 2
     error = h.refused(append("u", b"x" * 7), OverGrant)
     assert error.detail["limit"] == "max_total_bytes"
     assert (error.topics, error.bytes, error.need_topics, error.need_bytes) == (1, 7, 0, 7)
-    shard.bytes_granted = 17
+    shard.state.bytes_granted = 17
     h.append("u", b"x" * 7)
-    shard.bytes_granted = 2000  # the share counts, not the cap
+    shard.state.bytes_granted = 2000  # the share counts, not the cap
     h.append("u", b"x" * 1500)
-    shard.bytes_granted = None
+    shard.state.bytes_granted = None
     error = h.refused(append("u", b"x"), Throttled)
     assert not isinstance(error, OverGrant)
 

@@ -431,7 +431,7 @@ def test_capped_ephemeral_topic_goes_on_for_ever_within_the_bound() -> None:
     for i in range(100):
         h.append("e", b"%03d" % i + b"x" * 30_000)
     assert h.seqs("e") == [98, 99, 100]
-    assert h.engine.shard.ram_bytes <= 300_000
+    assert h.engine.shard.state.ram_bytes <= 300_000
 
 
 def test_fsync_record_limit_leaves_the_group_as_it_was() -> None:

@@ -99,7 +99,7 @@ def test_a_topic_that_cannot_be_read_is_an_error_for_all_who_wait_and_is_tried_a
         raise OSError(errno.EIO, "the disk is away")
 
     h.line.each_call = fail
-    while h.engine.shard.upkeep:
+    while h.engine.shard.state.upkeep:
         h.ask()
     assert [isinstance(h.replies[token], TopicsError) for token in tokens] == [True, True]
     h.line.each_call = lambda: None
@@ -111,7 +111,7 @@ def test_who_went_away_meanwhile_is_not_served() -> None:
     stored(h)
     h.restart()
     gone, stays = h.ask(c.State("t"), c.State("t"))
-    assert h.engine.shard.upkeep.withdraw(lambda token: token == gone)
+    assert h.engine.shard.state.upkeep.withdraw(lambda token: token == gone)
     h.rest()
     assert gone not in h.replies
     assert stays in h.replies
@@ -146,9 +146,9 @@ def test_a_load_that_another_one_overtakes_changes_nothing() -> None:
     rows = h.rows("t")
     h.restart()
     (token,) = h.ask(c.Diff("t", limit=1000))
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     assert log.is_unloaded
-    h.engine.shard.upkeep_now(log)
+    h.engine.shard.state.upkeep_now(log)
     assert not log.is_unloaded
     turns_until(h, token)
     assert h.rows("t") == rows
@@ -200,13 +200,13 @@ def test_a_standing_task_is_not_held_up_by_a_topic_in_line() -> None:
     h = Harness()
     stored(h)
     h.restart()
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     with pytest.raises(UpkeepPending):
-        h.engine.shard._touch(log)
-    h.engine.shard.upkeep_now(log)
+        h.engine.shard.state.touch(log)
+    h.engine.shard.state.upkeep_now(log)
     assert not log.is_unloaded
     h.rest()
-    assert not h.engine.shard.upkeep
+    assert not h.engine.shard.state.upkeep
 
 
 STEPS = 12
@@ -229,7 +229,7 @@ def change(h: Harness, command: c.Command) -> tuple[int, int]:
     """Ask for a change that evicts, and for the topic right after; returns the turns until both were answered, and how many records
     went in one of these turns at most.
     """
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     counts = [log.count]
     changed, asked = h.ask(command, c.State("t"))
     counts.append(log.count)
@@ -275,7 +275,7 @@ def test_a_cap_that_takes_many_records_takes_them_over_many_turns(case: str) -> 
     assert h.seqs("t") == [last]
     assert h.gaps("t") == [(1, last - 1, reason)]
     assert len(h.do(c.CountByTag("t", TagMatch("Glob", b"*"), limit=10)).counts) == 1
-    assert h.engine.shard.records_live == 1
+    assert h.engine.shard.state.records_live == 1
     h.kill_and_open()
     if case != "ephemeral":
         assert h.seqs("t") == [last]
@@ -305,7 +305,7 @@ def test_a_snapshot_of_a_topic_that_is_evicting_brings_nothing_back(turns: int) 
     h.ask(c.PutTopic("t", TopicConfig(cap_records=1)))
     for _ in range(turns):
         h.ask()
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     assert log.is_over_cap
     h.engine.checkpoint()
     h.kill_and_open()
@@ -313,7 +313,7 @@ def test_a_snapshot_of_a_topic_that_is_evicting_brings_nothing_back(turns: int) 
     assert h.seqs("t") == [count]
     assert h.gaps("t") == [(1, count - 1, "cap")]
     h.rest()
-    assert h.engine.shard.records_live == 1
+    assert h.engine.shard.state.records_live == 1
     h.engine.check_invariants()
 
 
@@ -323,13 +323,13 @@ def test_what_a_failed_commit_was_to_evict_stays() -> None:
     h.rest()
     h.line.each_call = lambda: (_ for _ in ()).throw(OSError(errno.EIO, "the disk is away"))
     (token,) = h.ask(c.PutTopic("t", TopicConfig(cap_records=1)))
-    while h.engine.shard.read_only is None or h.engine.shard.upkeep:
+    while h.engine.shard.state.read_only is None or h.engine.shard.state.upkeep:
         h.ask()
         if h.jobs:
             h.run_job()
     assert isinstance(h.replies[token], TopicsError)
     h.line.each_call = lambda: None
-    assert not h.engine.shard.published["t"].is_over_cap
+    assert not h.engine.shard.state.published["t"].is_over_cap
     assert h.state("t").count == count
     h.engine.check_invariants()
 
@@ -339,7 +339,7 @@ def test_a_delete_from_the_front_goes_over_many_turns(selector: str) -> None:
     h = Harness(ROOMY)
     count = filled(h, TopicConfig())
     command = c.Delete("t", before_seq=count) if selector == "before_seq" else c.Delete("t", keep=1)
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     counts = [log.count]
     (token,) = h.ask(command)
     while token not in h.replies:

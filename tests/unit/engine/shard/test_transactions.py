@@ -117,7 +117,7 @@ def test_a_batch_appears_in_the_order_of_its_parts(config: TopicConfig) -> None:
     assert payloads(h) == EXPECTED
     h.rest()
     assert not staged_files(h), "the file goes"
-    assert h.engine.shard.staged_bytes == 0
+    assert h.engine.shard.transactions.staged_bytes == 0
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -232,7 +232,7 @@ def test_columns_come_through() -> None:
     stage(h, txn, "a", 1, b"h\x00\xff", raw=True, header_lens=[1])
     commit(h, txn, [("a", 2, 3)])
     assert payloads(h) == [b"1 {}", b"2", b"h\x00\xff"]
-    log = h.engine.shard.published["t"]
+    log = h.engine.shard.state.published["t"]
     assert log.bytes == 4 + 1 + 3
     assert log.tags.count(b"red") == 1
 
@@ -298,7 +298,7 @@ def test_a_full_topic_refuses_before_anything_is_decided(
 def test_others_cannot_take_the_room_of_what_is_decided() -> None:
     h, txn = filled(TopicConfig(durability="fsync", cap_records=9, discard="reject"))
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
-    while not (known := h.engine.shard.staged["t"].transactions) or known.open[txn].decision is None:
+    while not (known := h.engine.shard.state.staged["t"].transactions) or known.open[txn].decision is None:
         h.run_job()
     h.refused(append("t", b"1", b"2"), TopicFull)
     h.rest()
@@ -356,7 +356,7 @@ def test_idle_producers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     commit(h, begin(h, 1, "c").txn, [])
     h.kill_and_open()
     assert begin(h, 1, "c").state == begin(h, 2, "b").state == "committed"
-    assert sorted(h.engine.shard.staged["t"].transactions.producers) == ["b", "c"]  # type: ignore[union-attr]
+    assert sorted(h.engine.shard.state.staged["t"].transactions.producers) == ["b", "c"]  # type: ignore[union-attr]
 
 
 # ---- figures
@@ -399,7 +399,11 @@ def test_an_aborted_one_leaves_nothing() -> None:
     h.refused(t.AbortTransaction("t", txn), TransactionNotFound)
     h.refused(t.CommitTransaction("t", txn, PARTS), TransactionNotFound)
     h.rest()
-    assert (staged_files(h), h.engine.shard.staged_bytes, h.engine.shard.staged_chunks) == ([], 0, 0)
+    assert (
+        staged_files(h),
+        h.engine.shard.transactions.staged_bytes,
+        h.engine.shard.transactions.staged_chunks,
+    ) == ([], 0, 0)
     assert figures(h) == {"open": 0, "staged": 0, "committed": 0, "expired": 0, "left": 0}
     assert begin(h).state == "open"
     h.refused(t.CommitTransaction("t", txn, PARTS), TransactionIncomplete)
@@ -413,7 +417,7 @@ def test_one_that_nobody_works_on_expires() -> None:
     stage(h, txn, "a", 0, b'"a"')
     h.pass_time(4000)
     stage(h, txn, "a", 1, b'"b"')
-    due_ms = h.engine.shard.transactions_due_ms
+    due_ms = h.engine.shard.transactions.transactions_due_ms
     assert due_ms is not None and h._wake_at is not None and h._wake_at <= due_ms, "it wakes by itself"
     assert figures(h)["open"] == 1
     h.pass_time(5000)
@@ -432,7 +436,7 @@ def test_a_dropped_topic_takes_its_transactions_along() -> None:
     h.rest()
     assert isinstance(h.replies[token], TransactionNotFound | TopicNotFound)
     assert not [path for path in h.disk.paths() if path.startswith("topics/")]
-    assert not h.engine.shard.transactions
+    assert not h.engine.shard.transactions.open
     h.put("t", FSYNC)
     assert begin(h).state == "open"
 
@@ -441,7 +445,7 @@ def test_a_dropped_topic_takes_its_transactions_along() -> None:
 def test_a_drop_in_the_middle_of_a_commit() -> None:
     h, txn = filled()
     (token,) = h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
-    while h.engine.shard.staged["t"].next_seq < 3:
+    while h.engine.shard.state.staged["t"].next_seq < 3:
         h.run_job() if h.jobs else h.ask()
     h.do(c.DropTopic("t"))
     h.rest()
@@ -500,7 +504,7 @@ def test_what_was_acked_survives_a_power_cut_if_the_class_says_so() -> None:
 def test_a_decided_one_goes_on_by_itself() -> None:
     h, txn = filled()
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
-    while h.engine.shard.staged["t"].next_seq < 5:
+    while h.engine.shard.state.staged["t"].next_seq < 5:
         h.run_job() if h.jobs else h.ask()
     h.kill_and_open()
     h.rest()
@@ -516,7 +520,7 @@ def test_a_start_appends_all_of_a_decided_one_again_where_records_are_not_kept(
 ) -> None:
     h, txn = filled(TopicConfig(durability="ephemeral"))
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
-    while h.engine.shard.staged["t"].next_seq < 5:
+    while h.engine.shard.state.staged["t"].next_seq < 5:
         h.run_job() if h.jobs else h.ask()
     if with_checkpoint:
         h.engine.checkpoint()
@@ -537,7 +541,7 @@ def test_a_start_appends_all_of_a_decided_one_again_where_records_are_not_kept(
 def test_a_chunk_that_has_rotted_after_the_decision_is_announced() -> None:
     h, txn = filled()
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
-    while h.engine.shard.staged["t"].next_seq < 3:
+    while h.engine.shard.state.staged["t"].next_seq < 3:
         h.run_job() if h.jobs else h.ask()
     h.kill()
     (path,) = [path for path in h.disk.paths() if "/txn-" in path]
@@ -575,7 +579,7 @@ def test_an_erase_leaves_no_copy_in_a_file_that_was_staged(how: str) -> None:
     h, txn = filled()
     stage(h, txn, "s", 0, SECRET)
     h.ask(t.CommitTransaction("t", txn, [("s", 1, 1)], 10_000))
-    while h.engine.shard.staged["t"].view.head < 1:
+    while h.engine.shard.state.staged["t"].view.head < 1:
         h.run_job()
     if how == "kill":
         h.kill_and_open()
@@ -589,7 +593,7 @@ def test_an_erase_in_the_middle_of_a_commit(how: str) -> None:
     h, txn = filled()
     stage(h, txn, "s", 0, SECRET)
     h.ask(t.CommitTransaction("t", txn, [("s", 1, 1), *PARTS], 10_000))
-    while h.engine.shard.staged["t"].view.head < 1:
+    while h.engine.shard.state.staged["t"].view.head < 1:
         h.run_job() if h.jobs else h.ask()
     if how == "kill":
         h.kill_and_open()
@@ -636,7 +640,7 @@ def test_verify_knows_the_files_and_finds_what_has_rotted_in_them() -> None:
     h, txn = filled()
     stage(h, begin(h, 1, "q").txn, "x", 0, b'"open"')
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
-    while h.engine.shard.staged["t"].next_seq < 3:
+    while h.engine.shard.state.staged["t"].next_seq < 3:
         h.run_job() if h.jobs else h.ask()
     h.engine.stop_transactions()
     h.jobs = [job for job in h.jobs if job.kind != "stage"]

@@ -206,7 +206,7 @@ def test_a_change_does_not_go_on_once_the_shard_is_read_only(small_slices: None)
     """Also one that was waiting for its topic, and not in line, when the log failed."""
     h = filled()
     (token,) = h.ask(c.Delete("t", match=ALL))
-    h.engine.shard.read_only = "the disk is gone"
+    h.engine.shard.state.read_only = "the disk is gone"
     h.ask()
     assert isinstance(h.replies[token], ShardReadOnly)
 
@@ -216,7 +216,7 @@ def test_those_of_a_client_that_is_gone_end_and_erase_what_they_deleted(small_sl
     (token,) = h.ask(c.Delete("t", match=ALL, erase=True))
     while h.state("t").count == MANY:
         h.ask()
-    assert [long.token for long in h.engine.shard.long.end()] == [token]
+    assert [long.token for long in h.engine.shard.state.long.end()] == [token]
     left = h.state("t").count
     h.rest()
     assert (h.state("t").count, h.engine.counters["erases"]) == (left, 1)
@@ -226,7 +226,7 @@ def test_those_of_a_client_that_is_gone_end_and_erase_what_they_deleted(small_sl
 def test_a_delete_that_is_refused_has_deleted_nothing(small_slices: None) -> None:
     h = filled()
     h.ask(*[c.LastByTag("t", NONE)] * limits.LONG_COMMANDS_MAX)
-    h.engine.shard.long.begin_turn()
+    h.engine.shard.state.long.begin_turn()
     few = [c.Delete("t", seqs=list(range(i, i + 60, 2))) for i in (1, 101, 201)]
     refused = h.ask(*few, c.Delete("t", match=ALL), c.Delete("t", before_seq=MANY))
     assert {type(h.replies[token]) for token in refused} == {Throttled}
@@ -245,13 +245,13 @@ def test_an_erase_that_a_crash_cuts_short_leaves_no_bytes_of_what_it_deleted(
     )
     h.checkpoint()
     h.ask(c.Delete("t", match=ALL, erase=True))
-    while h.engine.shard.published["t"].view.count > 100:
+    while h.engine.shard.state.published["t"].view.count > 100:
         h.ask()
     if snapshot:
         h.engine.checkpoint()
         while h.engine.counters["checkpoints"] < 2:
             h.run_job() if h.jobs else h.ask()
-    assert h.engine.shard.long
+    assert h.engine.shard.state.long
     h.kill_and_open()
     left = set(h.seqs("t"))
     assert 0 < len(left) <= 100
@@ -260,17 +260,17 @@ def test_an_erase_that_a_crash_cuts_short_leaves_no_bytes_of_what_it_deleted(
     held = {seq for seq in range(1, 201) if holders(h.disk, b"secret %04d" % (seq - 1))}
     assert held == left
     h.kill_and_open()
-    assert not h.engine.shard.erase_requests, "it is known to be done"
+    assert not h.engine.shard.state.erase_requests, "it is known to be done"
     assert set(h.seqs("t")) == left
 
 
 def test_an_erase_without_room_for_its_next_piece_says_so_and_erases_the_rest(small_slices: None) -> None:
     h = filled()
     (token,) = h.ask(c.Delete("t", match=ALL, erase=True))
-    while h.engine.shard.published["t"].view.count == MANY:
+    while h.engine.shard.state.published["t"].view.count == MANY:
         h.ask()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(h.engine.shard, "has_room", lambda size: False)
+        patch.setattr(h.engine.shard.state, "has_room", lambda size: False)
         while token not in h.replies:
             h.ask()
     reply = h.replies[token]

@@ -184,7 +184,7 @@ def test_sealed_segments_verify_and_are_chained() -> None:
     h = filled(13)
     h.checkpoint()
     chain = bytes(8)
-    for chunk in h.engine.shard.published["t"].chunks[:3]:
+    for chunk in h.engine.shard.state.published["t"].chunks[:3]:
         assert isinstance(chunk.meta, SegmentMeta)
         assert drain(verify_steps(h.disk, h.topic_dir("t"), chunk.meta, chain)) == []
         assert read_sum(h.disk, h.topic_dir("t"), chunk.meta.first_seq, 0)[0].chain == chain
@@ -196,7 +196,7 @@ def test_sealed_segments_verify_and_are_chained() -> None:
 def test_chain_of_segments_finds_a_swapped_one() -> None:
     h = filled(13)
     h.checkpoint()
-    metas = [chunk.meta for chunk in h.engine.shard.published["t"].chunks]
+    metas = [chunk.meta for chunk in h.engine.shard.state.published["t"].chunks]
     assert metas[1] is not None
     problems = drain(verify_steps(h.disk, h.topic_dir("t"), metas[1], b"another!"))
     assert [problem.path.rpartition(".")[2] for problem in problems] == ["sum"]
@@ -482,7 +482,7 @@ def test_frames_of_a_small_topic_are_those_of_the_long_way(cache_bytes: int) -> 
         if round_ == 8:
             h.do(c.Delete("t", before_seq=2))
             h.checkpoint()  # what was there lies in a block from now on
-        log = h.engine.shard.published["t"]
+        log = h.engine.shard.state.published["t"]
         (chunk,) = log.chunks
         live = chunk.live(0, chunk.count, DEAD)
         live[: log.first_seq - chunk.first_seq] = False
@@ -506,7 +506,7 @@ def test_a_small_topic_whose_log_has_rotted_is_not_taken_for_good() -> None:
     content = bytes(h.disk._find(path).live)  # type: ignore[union-attr]
     h.disk.flip_bit(path, content.index(numbered(2, 1)[0]) + 2)
     h.checkpoint()
-    assert h.engine.shard.read_only is not None and "damage" in h.engine.shard.read_only
+    assert h.engine.shard.state.read_only is not None and "damage" in h.engine.shard.state.read_only
     assert h.snapshots() == []
 
 
@@ -552,7 +552,7 @@ def test_a_checkpoint_looks_at_the_ttls_of_new_records_only() -> None:
     h = Harness(SMALL)
     h.put("t")
     h.append("t", *numbered(1, 40), ttls_ms=[1000] * 40)
-    (log,) = (log for log in h.engine.shard.staged.values() if log.name == "t")
+    (log,) = (log for log in h.engine.shard.state.staged.values() if log.name == "t")
     assert sum(len(chunk.expiries) for chunk in log.chunks) == 40
     h.checkpoint()
     assert sum(len(chunk.expiries) for chunk in log.chunks) == 0

@@ -171,7 +171,7 @@ def test_ids_never_repeat() -> None:
     seen: set[int] = set()
     for round_number in range(6):
         h.put("t", FSYNC)
-        topic_id = h.engine.shard.published["t"].id
+        topic_id = h.engine.shard.state.published["t"].id
         assert topic_id not in seen
         seen.add(topic_id)
         h.append("t", b"1")
@@ -194,7 +194,7 @@ def test_id_of_a_topic_whose_creation_was_lost_is_free_and_leaves_nothing() -> N
     h.open()
     h.put("v")
     h.append("v", b"1")
-    ids = [log.id for log in h.engine.shard.published.values()]
+    ids = [log.id for log in h.engine.shard.state.published.values()]
     assert len(ids) == len(set(ids))
     h.restart()
     assert h.rows("v") == [(1, b"1")]
@@ -211,7 +211,7 @@ def test_id_of_a_topic_whose_creation_was_lost_is_free_and_leaves_nothing() -> N
 def test_file_that_nothing_explains_goes_to_lost_and_found() -> None:
     h = filled(8)
     h.close()
-    stray = f"topics/{h.engine.shard.published['t'].id:016x}/seg-0000000000000003-0.data"
+    stray = f"topics/{h.engine.shard.state.published['t'].id:016x}/seg-0000000000000003-0.data"
     overwrite(h.disk, stray, b"somebody's")
     other = f"{stray.rpartition('/')[0]}/notes.txt"
     overwrite(h.disk, other, b"notes")
@@ -228,7 +228,7 @@ def test_explained_leftovers_are_removed() -> None:
         h.append("t", *numbered(i, 1))
         h.checkpoint()
     h.close()
-    directory = f"topics/{h.engine.shard.published['t'].id:016x}"
+    directory = f"topics/{h.engine.shard.state.published['t'].id:016x}"
     leftovers = [
         f"{directory}/seg-{first:016x}-{generation}.{suffix}"
         for first, generation, suffix in ((1, 0, "data"), (9, 7, "idx"), (99, 0, "data"))

@@ -30,7 +30,7 @@ def stream_of(client: Client) -> EventStream:
 def make(town: Town, wid: str = "w", patterns: list[str] | None = None, **cursors: int) -> None:
     cursors = cursors if cursors or patterns else {"t": 0}
     for name in cursors:
-        if name not in town.rig.core.engine.shard.published:
+        if name not in town.rig.core.engine.shard.state.published:
             town.rig.put(name)
     spec = SessionSpec(PLAIN, 15_000, list(cursors), patterns or [])
     wish = CreateSession(wid, b"", spec, cursors)

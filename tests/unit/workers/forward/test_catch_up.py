@@ -200,7 +200,7 @@ def test_totals_are_what_no_crash_takes_back() -> None:
     made.rest()
     write(made, SOURCE, ["record 1"])
     rig = made.rig(0)
-    while not rig.core.engine.shard.published[FAR].pending:
+    while not rig.core.engine.shard.state.published[FAR].pending:
         assert made.step()
     key = rig.receive(wire.FORWARD_TOTALS, "", forward_messages.encode(WantTotals([(FAR, rule.uid)])))
     rig.turn()

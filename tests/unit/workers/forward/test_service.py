@@ -45,8 +45,8 @@ def removed(reply: wire.Reply) -> list[str]:
 def parts(made: Cluster) -> tuple[int, int, int]:
     """Rules in the catalog, outflows, inflows."""
     shards = [made.rig(shard).core.engine.shard for shard in range(len(made.rigs))]
-    inflows = sum(len(log.inflows or ()) for shard in shards for log in shard.staged.values())
-    return len(shards[0].forwards), sum(len(shard.outflows) for shard in shards), inflows
+    inflows = sum(len(log.inflows or ()) for shard in shards for log in shard.state.staged.values())
+    return len(shards[0].forwards.catalog), sum(len(shard.forwards.outflows) for shard in shards), inflows
 
 
 @EACH_DEST
@@ -95,7 +95,7 @@ def test_a_topic_that_is_dropped_while_copies_are_on_their_way() -> None:
         assert removed(ask(made, wire.DROP_TOPIC, FAR)) == ["rule"]
         settle(made)
         assert parts(made) == (0, 0, 0)
-        assert FAR not in made.rig(0).core.engine.shard.staged
+        assert FAR not in made.rig(0).core.engine.shard.state.staged
         if not went_on:
             return
     raise AssertionError("it never comes to rest")
@@ -135,7 +135,7 @@ def test_a_death_at_any_step_leaves_no_rule_without_its_topic(who: int) -> None:
         made.kill(who)
         made.start(who)
         settle(made)
-        is_there = SOURCE in made.rig(1).core.engine.shard.staged
+        is_there = SOURCE in made.rig(1).core.engine.shard.state.staged
         assert parts(made) == ((1, 1, 1) if is_there else (0, 0, 0)), steps
         if not went_on:
             return

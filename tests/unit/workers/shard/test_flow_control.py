@@ -105,14 +105,14 @@ def test_a_poll_that_cannot_be_woken_does_not_make_others_look(monkeypatch: pyte
             rig.turn()
     rig.turn()
     shard, looks = rig.core.engine.shard, 0
-    read_page = shard._read_page
+    read_page = shard.reads.read_page
 
     def counted(log: TopicLog, command: Diff) -> Any:
         nonlocal looks
         looks += 1
         return read_page(log, command)
 
-    monkeypatch.setattr(shard, "_read_page", counted)
+    monkeypatch.setattr(shard.reads, "read_page", counted)
     for i in range(10):
         rig.receive(wire.WRITE, "another", write(i))
         rig.turn()

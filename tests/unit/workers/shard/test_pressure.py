@@ -88,7 +88,7 @@ def test_a_write_that_found_the_shard_full_is_refused_and_changes_nothing(rig: F
     error = error_of(reply)
     assert error["code"] == "throttled"
     assert error["detail"] == {"limit": "pressure", "retry_after_ms": 1000}
-    assert rig.core.engine.shard.published["t"].view.head == 0
+    assert rig.core.engine.shard.state.published["t"].view.head == 0
     assert rig.core.pressure.refused == 1
 
 
@@ -118,7 +118,7 @@ def test_what_a_front_says_counts_until_it_says_otherwise_or_is_gone(rig: FeedRi
 
     tell(500)
     assert rig.core.pressure.value == 0.5
-    assert rig.core.engine.shard.measures.coalesce_ms > 0
+    assert rig.core.engine.shard.delivery.measures.coalesce_ms > 0
     tell(0)
     assert rig.core.pressure.value == 0
     tell(700)

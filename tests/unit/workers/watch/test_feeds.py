@@ -121,7 +121,7 @@ def test_after_unfollow_nothing_more_comes() -> None:
     rig.write()
     assert seqs(rig.pages(key)) == [1]
     assert len(rig.core.watch.feeds) == 0
-    assert not rig.core.engine.shard.published["t"].waiters
+    assert not rig.core.engine.shard.state.published["t"].waiters
 
 
 def test_a_front_that_is_gone_is_fed_no_more_and_others_are() -> None:
@@ -132,7 +132,7 @@ def test_a_front_that_is_gone_is_fed_no_more_and_others_are() -> None:
     rig.write(2)
     assert (seqs(rig.pages(gone)), seqs(rig.pages(left))) == ([], [1, 2])
     assert len(rig.core.watch.feeds) == 1
-    assert len(rig.core.engine.shard.published["t"].waiters) == 1
+    assert len(rig.core.engine.shard.state.published["t"].waiters) == 1
 
 
 def test_a_read_that_was_asked_for_in_vain_does_not_stay_in_the_engine() -> None:
@@ -143,7 +143,7 @@ def test_a_read_that_was_asked_for_in_vain_does_not_stay_in_the_engine() -> None
         key = rig.receive(wire.FOLLOW, "t", encode((STRONG,)))
         rig.tell(wire.UNFOLLOW, key)
         rig.rest()
-    assert not rig.core.engine.shard.published["t"].waiters
+    assert not rig.core.engine.shard.state.published["t"].waiters
 
 
 # ---- what pages say
@@ -285,7 +285,7 @@ def test_a_front_that_dies_with_its_window_closed_leaves_nothing_behind(
     rig.core.forget_peer(key[0])
     rig.write()
     assert seqs(rig.pages(key)) == [1, 2]
-    assert not rig.core._read_queue and not rig.core.engine.shard.published["t"].waiters
+    assert not rig.core._read_queue and not rig.core.engine.shard.state.published["t"].waiters
 
 
 # ---- strong
@@ -338,7 +338,7 @@ def test_strong_never_shows_what_a_failed_sync_may_have_undone() -> None:
     rig.disk.fail_at(1, errno.EIO, of="sync")
     rig.write(2)
     rig.advance(2000)
-    assert rig.core.engine.shard.read_only is not None
+    assert rig.core.engine.shard.state.read_only is not None
     read = rig.ask(wire.WATCH_READ, "t", encode(WatchRead(STRONG, 0)))
     assert read is not None
     assert seqs(rig.pages((b"front", read.id))) == [1, 2]

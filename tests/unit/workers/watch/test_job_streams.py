@@ -325,7 +325,7 @@ def test_a_shard_that_turns_read_only_ends_streams_that_want_more(rig: JobRig) -
     rig.write(1, "q")
     key = rig.work()
     rig.worked(key)
-    rig.core.engine.shard.read_only = "test"
+    rig.core.engine.shard.state.read_only = "test"
     rig.advance(60_000)
     assert rig.end(key) in (None, (500, "internal"))
     late = rig.work()

@@ -147,7 +147,7 @@ def test_find_tells_of_names_and_of_what_patterns_match() -> None:
     rig.write(1, "b")
     assert find(rig) == []
     assert find(rig, names=["none"]) == []
-    a1, a2, b = (rig.core.engine.shard.published[name].epoch for name in ("a.1", "a.2", "b"))
+    a1, a2, b = (rig.core.engine.shard.state.published[name].epoch for name in ("a.1", "a.2", "b"))
     assert find(rig, names=["b", "a.1", "none"]) == [
         FoundTopic("a.1", 0, 1, [], a1),
         FoundTopic("b", 1, 1, [], b),

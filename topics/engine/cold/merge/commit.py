@@ -19,7 +19,7 @@ from topics.engine.cold.retirement import Retirement
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced, WaitUntil
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.storage import frames
 from topics.engine.storage.index import Chunk
 from topics.engine.storage.merge_plan_file import PlanGroup, sidecar_key
@@ -91,10 +91,10 @@ class MergeCommitter:
         if log.dropped:
             raise TopicNotFound(log.name)
         self._checkpointer.cold_job_topic = log
-        self._shard.upkeep_now(log)
+        self._shard.state.upkeep_now(log)
         yield WaitSynced(0)
         while log.is_unloaded:
-            self._shard.loader(log)
+            self._shard.state.loader(log)
             yield WaitSynced(0)
         if log.erasing:
             raise InputsChanged(
@@ -168,10 +168,10 @@ class MergeCommitter:
         if not prepared and all(one.reason.startswith(CHANGED) for one in plan.failed.values()):
             raise InputsChanged("the topic no longer uses any of the plan's segments; request a new plan")
         merged = self._merged(plan, prepared)
-        frame = frames.encode_control(frames.SEGMENT_MERGE, log.id, shard.now_ms, merged)
-        if not shard.has_room(len(frame)):
+        frame = frames.encode_control(frames.SEGMENT_MERGE, log.id, shard.state.now_ms, merged)
+        if not shard.state.has_room(len(frame)):
             raise OSError(ENOSPC, "no room in the log")
-        shard.add_frame(frame)
+        shard.state.add_frame(frame)
         # Before any yield: a checkpoint that starts now must see the new segments.
         self._swap(plan, merged, prepared, is_fresh=log.flag_changes == changes)
         yield WaitSynced(0)
@@ -216,12 +216,12 @@ class MergeCommitter:
             for one in inputs:
                 self._reader.close_segment(log.id, one.first_seq, one.generation)
                 checkpointer.delete_later(log.id, retired_meta(one))
-        log.merges = log.merges.with_plan(merged, shard.now_ms)
+        log.merges = log.merges.with_plan(merged, shard.state.now_ms)
         self._retirement.add(log, merged)
         plan.made.clear()
         checkpointer.usage.set(log.id, [chunk.meta for chunk in log.chunks if chunk.meta is not None])
-        shard.touched[log.id] = log
-        shard.counters["merges"] = shard.counters.get("merges", 0) + len(merged.groups)
+        shard.state.touched[log.id] = log
+        shard.state.counters["merges"] = shard.state.counters.get("merges", 0) + len(merged.groups)
 
     def remove_unpublished(self) -> Steps:
         """Remove unpublished files, before a merge or an erase creates a segment of the same name."""
@@ -238,7 +238,7 @@ class MergeCommitter:
         self.unpublished[topic_id, meta.first_seq, meta.generation] = meta
 
     def _is_in_use(self, topic_id: int, first_seq: int, generation: int) -> bool:
-        log = self._shard.by_id.get(topic_id)
+        log = self._shard.state.by_id.get(topic_id)
         if log is None:
             return False
         metas = log.stored if log.stored is not None else [chunk.meta for chunk in log.chunks]

@@ -17,7 +17,7 @@ from topics.engine.commands.merges import MergeParameters
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, WaitSynced
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.storage.delete_marks import encode_marks
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.index import Chunk
@@ -171,15 +171,15 @@ class Planner:
                 limit="retired_segments",
                 max=limits.RETIRED_MAX,
             )
-        self._shard.upkeep_now(log)
+        self._shard.state.upkeep_now(log)
         yield WaitSynced(0)  # until expirations are published
         while log.is_unloaded:
-            self._shard.loader(log)
+            self._shard.state.loader(log)
             yield WaitSynced(0)
         sources = [
             self.source(log, chunk) if self._is_candidate(log, chunk) else None for chunk in log.chunks
         ]
-        epoch, now_ms = self._shard.written_lsn, self._shard.now_ms
+        epoch, now_ms = self._shard.state.written_lsn, self._shard.state.now_ms
         made: PlanFile | None = yield Blocking(
             COLD_IO_KIND, partial(self._write, log.id, log.name, epoch, now_ms, parameters, sources)
         )

@@ -42,7 +42,7 @@ from topics.engine.commands import merges as mrg
 from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.engine.storage.merge_plan_file import (
     PLAN_NAME,
     STAGING,
@@ -102,8 +102,8 @@ class MergeService:
         if isinstance(command, mrg.GetMerges | mrg.RenewPlan | mrg.CommitPlan) and self.is_loaded:
             self._reply_directly(token, log, command)
             return
-        if not isinstance(command, mrg.GetMerges) and self._shard.read_only is not None:
-            raise ShardReadOnly(self._shard.read_only)
+        if not isinstance(command, mrg.GetMerges) and self._shard.state.read_only is not None:
+            raise ShardReadOnly(self._shard.state.read_only)
         if len(self._queue) >= limits.MERGE_REQUESTS_MAX:
             raise Throttled(
                 "too many requests for merges and snapshots are waiting; try again later",
@@ -113,7 +113,7 @@ class MergeService:
         self._queue.append((token, command))
 
     def _find(self, topic: str) -> TopicLog:
-        log = self._shard.published.get(topic)
+        log = self._shard.state.published.get(topic)
         if log is None:
             raise TopicNotFound(topic)
         return log
@@ -135,8 +135,8 @@ class MergeService:
             plan.take(plan.lease, plan.lease_ms, self._mono_ms)
             self._reply(token, mrg.MergeReply({"lease_ms": plan.lease_ms}))
             return
-        if self._shard.read_only is not None:
-            raise ShardReadOnly(self._shard.read_only)
+        if self._shard.state.read_only is not None:
+            raise ShardReadOnly(self._shard.state.read_only)
         plan.begin_commit()
         plan.waiting.append((self._mono_ms + command.wait_ms, token))
 
@@ -158,10 +158,10 @@ class MergeService:
 
     @property
     def _mono_ms(self) -> int:
-        return self._shard.clock.mono_ms
+        return self._shard.state.clock.mono_ms
 
     def _reply(self, token: object, answer: object) -> None:
-        self._shard.ready.append((token, answer))
+        self._shard.state.ready.append((token, answer))
 
     def _status(self, log: TopicLog) -> dict[str, object]:
         plan, merges = self._plans.get(log.id), log.merges
@@ -172,7 +172,7 @@ class MergeService:
                 "plan_id": plan.id,
                 "groups": len(plan.groups),
                 "bytes": plan.data_bytes,
-                "leased_until_ms": self._shard.now_ms + left_ms if left_ms else None,
+                "leased_until_ms": self._shard.state.now_ms + left_ms if left_ms else None,
                 "state": "committing" if plan.committing else "planned",
             }
         return {
@@ -206,7 +206,7 @@ class MergeService:
 
     def _is_due(self) -> bool:
         due_ms = self.next_due_ms()
-        return due_ms is not None and due_ms <= self._shard.now_ms
+        return due_ms is not None and due_ms <= self._shard.state.now_ms
 
     def next_due_ms(self) -> int | None:
         """When the next pin, plan or retired segment expires, in engine time."""
@@ -337,7 +337,7 @@ class MergeService:
         made = yield from self._planner.make(log, command.parameters)
         if made is None:
             return {"topic": log.name, "plan_id": None, "groups": []}
-        plan = ActivePlan(log, made, self._shard.now_ms)
+        plan = ActivePlan(log, made, self._shard.state.now_ms)
         if log.dropped or log.erasing:
             self._ended_plans[plan.id] = None
             raise InputsChanged("the topic changed while the plan was made; request a new plan")
@@ -352,7 +352,7 @@ class MergeService:
         if plan.parameters != command.parameters or log.erasing:
             return None
         while log.is_unloaded:
-            self._shard.loader(log)
+            self._shard.state.loader(log)
             yield WaitSynced(0)
         if not any(self._committer.is_current(log, group) for group in plan.groups):
             return None
@@ -362,7 +362,7 @@ class MergeService:
     def _grant_lease(self, plan: ActivePlan, made: PlanFile, command: mrg.PlanMerge) -> dict[str, object]:
         lease = command.lease if command.lease == plan.lease else ""
         plan.take(lease or f"{self._disk.random_u64():016x}", command.lease_ms, self._mono_ms)
-        plan.used_ms = self._shard.now_ms + command.lease_ms
+        plan.used_ms = self._shard.state.now_ms + command.lease_ms
         return {
             "topic": made.topic,
             "topic_id": made.topic_id,
@@ -466,8 +466,8 @@ class MergeService:
         self.refuse(ColdStoreFailed("the server is stopping; try again shortly"))
 
     def _interrupted(self) -> TopicsError:
-        if self._shard.read_only is not None:
-            return ShardReadOnly(self._shard.read_only, unknown=True)
+        if self._shard.state.read_only is not None:
+            return ShardReadOnly(self._shard.state.read_only, unknown=True)
         return ColdStoreFailed("the server is stopping; try again shortly")
 
     # -- cleanup -------------------------------------------------------------------------------------------
@@ -497,7 +497,7 @@ class MergeService:
         """Remove expired pins, plans and retired segments."""
         yield from self.manifests.expire()
         self.retirement.recheck()
-        old_ms = self._shard.now_ms - self._config.plan_ttl_ms
+        old_ms = self._shard.state.now_ms - self._config.plan_ttl_ms
         for plan in list(self._plans.values()):
             if plan.used_ms <= old_ms and not plan.committing:
                 self._abandon(plan, PlanNotFound(plan.id))
@@ -508,7 +508,7 @@ class MergeService:
     def load(self, by_topic: dict[int, list[tuple[str, str]]]) -> Steps:
         """Load manifests, pins and plans from the store."""
         for topic_id, files in by_topic.items():
-            if topic_id in self._shard.by_id:
+            if topic_id in self._shard.state.by_id:
                 yield from self.manifests.load(topic_id, [name for _, name in files])
         store = self._store
         assert store is not None
@@ -536,14 +536,14 @@ class MergeService:
         except (Corrupt, ValueError):
             self._ended_plans[plan_id] = None
             return
-        if topic_id not in self._shard.owned_ids:
+        if topic_id not in self._shard.state.owned_ids:
             return
-        log = self._shard.by_id.get(topic_id)
+        log = self._shard.state.by_id.get(topic_id)
         is_committed = log is not None and log.merges.find(plan_id) is not None
         if log is None or is_committed or made.plan_id != plan_id or log.id in self._plans:
             self._ended_plans[plan_id] = None
             return
-        self._plans[log.id] = ActivePlan(log, made, self._shard.now_ms)
+        self._plans[log.id] = ActivePlan(log, made, self._shard.state.now_ms)
 
     def _is_planned(self, topic_id: int, name: tuple[int, int]) -> bool:
         plan = self._plans.get(topic_id)

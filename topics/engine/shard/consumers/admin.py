@@ -26,10 +26,10 @@ from topics.engine.commands import consumers as con
 from topics.engine.core.subjects import TagFilter
 from topics.engine.reading.tombstones import next_gap
 from topics.engine.shard.appends import NAME, RANGE_BYTES
-from topics.engine.shard.consumers.leases import slice_budget, tag_of
-from topics.engine.shard.consumers.settle import Settling
+from topics.engine.shard.consumers.claims import Claims
+from topics.engine.shard.consumers.leases import Leases, slice_budget, tag_of
 from topics.engine.shard.long_commands import Work
-from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.storage import frames
 from topics.engine.storage.control import ConsumerStored
 from topics.engine.topic.consumer import (
@@ -51,14 +51,27 @@ SCANNED_PER_SLICE = 256  # records or tags that a command scans at a time
 STATE_COST = 20  # cost of building a consumer's state, in microseconds
 
 
-class Consumers(Settling):
+class ConsumerAdmin:
+    def __init__(self, state: ShardState, leases: Leases, claims: Claims) -> None:
+        self.state = state
+        self.leases = leases
+        self.claims = claims
+        state.handlers |= {
+            con.PutConsumer: self._put_consumer,
+            con.DropConsumer: self._drop_consumer,
+            con.PauseConsumer: self._pause_consumer,
+            con.ResetConsumer: self._reset_consumer,
+            con.GetConsumer: self._get_consumer,
+            con.ListConsumers: self._list_consumers,
+        }
+
     def _put_consumer(self, token: object, command: con.PutConsumer) -> None:
-        self._check_writable()
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        log = self.state.for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
         self._check_consumer(log, command.consumer, command.config)
-        self.long.start(token, command, log, self._put_steps(token, command, log))
+        self.state.long.start(token, command, log, self._put_steps(token, command, log))
 
     def _put_steps(self, token: object, command: con.PutConsumer, log: TopicLog) -> Work:
         """Find the start position, create or change the consumer, and reply once its lag is counted."""
@@ -66,7 +79,7 @@ class Consumers(Settling):
         known = _named(log, name)
         if known is not None and known.config == config:
             yield from self._wait_caught_up(log, known)
-            self._answer(token, self._consumer_state(log, known), log, held=log.pending > 0)
+            self.state.answer(token, self._consumer_state(log, known), log, held=log.pending > 0)
             return
         while True:
             changes = log.consumers.changes if log.consumers is not None else 0
@@ -87,35 +100,35 @@ class Consumers(Settling):
                 cursor = known.cursor
             if changes == (log.consumers.changes if log.consumers is not None else 0):
                 break  # no consumer was created, changed or dropped during the scan
-        self._check_writable()
-        self.reserve(CONFIG_BYTES + len(initial_seqs) * RANGE_BYTES)
-        created_ms = self.now_ms if known is None else known.created_ms
+        self.state.check_writable()
+        self.state.reserve(CONFIG_BYTES + len(initial_seqs) * RANGE_BYTES)
+        created_ms = self.state.now_ms if known is None else known.created_ms
         stored = ConsumerStored(name, config, cursor, initial_seqs, created_ms)
-        self.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, self.now_ms, stored))
+        self.state.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, self.state.now_ms, stored))
         consumer = self.store_consumer(log, stored)
-        consumer.active_ms = self.now_ms
-        self._set_idle_timer(log, consumer)
-        self._wake_claims(log, consumer)
-        self.touched[log.id] = log
+        consumer.active_ms = self.state.now_ms
+        self.claims.set_idle_timer(log, consumer)
+        self.claims.wake_claims(log, consumer)
+        self.state.touched[log.id] = log
         yield from self._answer_change(token, log, consumer, created=known is None)
 
     def _answer_change(
         self, token: object, log: TopicLog, consumer: Consumer, *, created: bool = False
     ) -> Work:
         """Reply to a logged change of a consumer: the change is synced now, the reply waits until the lag is counted."""
-        if self.is_behind(log, consumer):
-            self.add_op(Op(log, sync=True))
+        if self.leases.is_behind(log, consumer):
+            self.state.add_op(Op(log, sync=True))
             yield 0
             yield from self._wait_caught_up(log, consumer)
         state = self._consumer_state(log, consumer)
         state.created = created
-        self.add_op(Op(log, token, state, sync=True))
+        self.state.add_op(Op(log, token, state, sync=True))
 
     def _wait_caught_up(self, log: TopicLog, consumer: Consumer) -> Work:
         """Work until the consumer is no longer behind (see `is_behind`); no turn passes after the last slice."""
-        while not consumer.dropped and self.is_behind(log, consumer):
-            took = self.catch_up(log, consumer)
-            if self.is_behind(log, consumer):
+        while not consumer.dropped and self.leases.is_behind(log, consumer):
+            took = self.leases.catch_up(log, consumer)
+            if self.leases.is_behind(log, consumer):
                 yield took
         if consumer.dropped:
             raise ConsumerNotFound(log.name, consumer.name)
@@ -128,7 +141,7 @@ class Consumers(Settling):
         consumer = log.consumers.named.get(stored.name)
         if consumer is None:
             consumer = log.consumers.named[stored.name] = Consumer(
-                stored.name, stored.config, self.connection_settled
+                stored.name, stored.config, self.leases.connection_settled
             )
         else:
             consumer.configure(stored.config)
@@ -235,36 +248,36 @@ class Consumers(Settling):
         return [seq for seq in known.initial_seqs if seq in kept]
 
     def _drop_consumer(self, token: object, command: con.DropConsumer) -> None:
-        self._check_writable()
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        log = self.state.for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
         consumer = log.consumers.named.get(command.consumer) if log.consumers is not None else None
         result = con.ConsumerDropped(command.topic, command.consumer, consumer is not None)
         if consumer is None:
-            self._answer(token, result, log, held=log.pending > 0)
+            self.state.answer(token, result, log, held=log.pending > 0)
             return
         self._end_consumer(log, consumer, token, result)
 
     def _end_consumer(self, log: TopicLog, consumer: Consumer, token: object, result: object) -> None:
-        self.reserve(CONTROL_BYTES + len(consumer.name))
-        frame = frames.encode_control(frames.CONSUMER_DELETE, log.id, self.now_ms, consumer.name)
-        self.add_frame(frame)
+        self.state.reserve(CONTROL_BYTES + len(consumer.name))
+        frame = frames.encode_control(frames.CONSUMER_DELETE, log.id, self.state.now_ms, consumer.name)
+        self.state.add_frame(frame)
         self.remove_consumer(log, consumer)
-        self.fail_claims(log, ConsumerNotFound(log.name, consumer.name), consumer)
+        self.claims.fail_claims(log, ConsumerNotFound(log.name, consumer.name), consumer)
         op = Op(log, token, result, sync=True)
-        self._prune_settled(log, op)
-        self.count_live(op)
-        self.touched[log.id] = log
-        self.add_op(op)
+        self.leases.prune_settled(log, op)
+        self.state.count_live(op)
+        self.state.touched[log.id] = log
+        self.state.add_op(op)
 
     def remove_consumer(self, log: TopicLog, consumer: Consumer) -> None:
         """Remove a consumer, live or in replay."""
         assert log.consumers is not None
         consumer.dropped = True
-        self.idle.pop(consumer.idle_number, None)
+        self.claims.idle.pop(consumer.idle_number, None)
         for connection in list(consumer.connections):
-            self.on_settled(connection)
+            self.leases.on_settled(connection)
         if consumer.counts[MOVING]:
             log.consumers.drop_dead_letters(consumer.name, set(consumer.entries))
         log.consumers.changes += 1
@@ -273,16 +286,16 @@ class Consumers(Settling):
     # -- reading -------------------------------------------------------------------------------------------
 
     def _get_consumer(self, token: object, command: con.GetConsumer) -> None:
-        log, consumer = self._find_consumer(command.topic, command.consumer or "?")
-        self.long.start(token, command, log, self._get_steps(token, log, consumer))
+        log, consumer = self.leases.find_consumer(command.topic, command.consumer or "?")
+        self.state.long.start(token, command, log, self._get_steps(token, log, consumer))
 
     def _get_steps(self, token: object, log: TopicLog, consumer: Consumer) -> Work:
         yield from self._wait_caught_up(log, consumer)
-        self._answer(token, self._consumer_state(log, consumer), log, held=log.pending > 0)
+        self.state.answer(token, self._consumer_state(log, consumer), log, held=log.pending > 0)
 
     def _list_consumers(self, token: object, command: con.ListConsumers) -> None:
-        log = self._for_read(command.topic)
-        self.long.start(token, command, log, self._list_steps(token, command, log))
+        log = self.state.for_read(command.topic)
+        self.state.long.start(token, command, log, self._list_steps(token, command, log))
 
     def _list_steps(self, token: object, command: con.ListConsumers, log: TopicLog) -> Work:
         named = log.consumers.named if log.consumers is not None else {}
@@ -298,11 +311,11 @@ class Consumers(Settling):
                 cost = STATE_COST + len(consumer.entries) // 64 + consumer.remaining_cost(log, log.next_seq)
                 rows.append(self._consumer_state(log, consumer))
                 yield max(cost, 1)
-        self._answer(token, con.ConsumerList(command.topic, rows), log, held=log.pending > 0)
+        self.state.answer(token, con.ConsumerList(command.topic, rows), log, held=log.pending > 0)
 
     def _consumer_state(self, log: TopicLog, consumer: Consumer) -> con.ConsumerState:
-        counters, now_ms = consumer.counters, self.now_ms
-        lag = self.lag(log, consumer)
+        counters, now_ms = consumer.counters, self.state.now_ms
+        lag = self.leases.lag(log, consumer)
         entries, config = len(consumer.entries), consumer.config
         tombstone, *_ = next_gap(log.view, consumer.cursor, log.view.head)
         return con.ConsumerState(
@@ -332,7 +345,7 @@ class Consumers(Settling):
 
     def lag_ms(self, log: TopicLog, consumer: Consumer, now_ms: int) -> int:
         """The age of the oldest undelivered record of the consumer."""
-        oldest = self._next_live(
+        oldest = self.leases.next_live(
             log, consumer, consumer.initial_seqs[0] if consumer.initial_seqs else consumer.cursor
         )
         return max(0, now_ms - oldest[0].ts_at(oldest[1])) if oldest is not None else 0
@@ -340,31 +353,31 @@ class Consumers(Settling):
     # -- pause and reset -----------------------------------------------------------------------------------
 
     def _pause_consumer(self, token: object, command: con.PauseConsumer) -> None:
-        self._check_writable()
-        log, consumer = self._find_consumer(command.topic, command.consumer or "?")
-        self.long.start(token, command, log, self._pause_steps(token, command, log, consumer))
+        self.state.check_writable()
+        log, consumer = self.leases.find_consumer(command.topic, command.consumer or "?")
+        self.state.long.start(token, command, log, self._pause_steps(token, command, log, consumer))
 
     def _pause_steps(
         self, token: object, command: con.PauseConsumer, log: TopicLog, consumer: Consumer
     ) -> Work:
         if consumer.dropped:
             raise ConsumerNotFound(log.name, consumer.name)
-        self.reserve(CONTROL_BYTES + len(consumer.name))
+        self.state.reserve(CONTROL_BYTES + len(consumer.name))
         until_ms = (command.until_ms or -1) if command.paused else 0
         event = Event(consumer.name, PAUSED, until_ms=until_ms)
-        self.log_event(log, event)
+        self.leases.log_event(log, event)
         consumer.apply(event)
-        consumer.active_ms = self.now_ms
-        self._wake_claims(log, consumer)
+        consumer.active_ms = self.state.now_ms
+        self.claims.wake_claims(log, consumer)
         yield from self._answer_change(token, log, consumer)
 
     def _reset_consumer(self, token: object, command: con.ResetConsumer) -> None:
-        self._check_writable()
-        log, consumer = self._find_consumer(command.topic, command.consumer or "?")
+        self.state.check_writable()
+        log, consumer = self.leases.find_consumer(command.topic, command.consumer or "?")
         last = max(command.value, 1) - 1
         if command.epoch is not None and log.cursor_of(command.epoch, last) != last:
             raise WrongEpoch(command.topic, command.epoch, log.epoch)
-        self.long.start(token, command, log, self._reset_steps(token, command, log, consumer))
+        self.state.long.start(token, command, log, self._reset_steps(token, command, log, consumer))
 
     def _reset_steps(
         self, token: object, command: con.ResetConsumer, log: TopicLog, consumer: Consumer
@@ -389,8 +402,10 @@ class Consumers(Settling):
                     took += count.count_block(log)
                 progress.spent += took
                 if count.is_done:
-                    took += self.catch_up(log, consumer)
-                    if consumer.process_timeouts(self.now_ms) and consumer.is_counted(log, log.next_seq):
+                    took += self.leases.catch_up(log, consumer)
+                    if consumer.process_timeouts(self.state.now_ms) and consumer.is_counted(
+                        log, log.next_seq
+                    ):
                         break
                 yield took
                 if consumer.dropped:
@@ -398,27 +413,27 @@ class Consumers(Settling):
         finally:
             consumer.cursor_locked = False
             self._end_count(log, count)
-            self._wake_claims(log, consumer)
+            self.claims.wake_claims(log, consumer)
         again, skips = (count.total, 0) if to_seq < from_seq else (0, count.total)
         skips += sum(seq < to_seq for seq in consumer.entries)
         state = self._consumer_state(log, consumer)
         result = con.ConsumerReset(state, command.dry_run, from_seq, to_seq, again, skips)
         if command.dry_run:
-            self._answer(token, result, log, held=log.pending > 0)
+            self.state.answer(token, result, log, held=log.pending > 0)
             return
-        self._check_writable()
-        self.reserve(CONTROL_BYTES + len(consumer.name))
+        self.state.check_writable()
+        self.state.reserve(CONTROL_BYTES + len(consumer.name))
         undelivered = (consumer.undelivered or 0) + (again or -count.total)
         event = Event(consumer.name, RESET, cursor=to_seq)
-        self.log_event(log, event)
+        self.leases.log_event(log, event)
         log.consumers.apply(event)
         consumer.undelivered = undelivered
-        consumer.active_ms = self.now_ms
+        consumer.active_ms = self.state.now_ms
         op = Op(log, token, result, sync=True)
-        self._prune_settled(log, op)
-        self.count_live(op)
+        self.leases.prune_settled(log, op)
+        self.state.count_live(op)
         result.state = self._consumer_state(log, consumer)
-        self.add_op(op)
+        self.state.add_op(op)
 
     @staticmethod
     def _reset_to(log: TopicLog, command: con.ResetConsumer) -> int:
@@ -440,24 +455,24 @@ class Consumers(Settling):
     # -- inactive consumers --------------------------------------------------------------------------------
 
     def end_idle_consumers(self) -> None:
-        timers = self.idle_timers
-        while timers and timers[0][0] <= self.clock.mono_ms and self.read_only is None:
-            log_and_consumer = self.idle.get(heapq.heappop(timers)[1])
+        timers = self.claims.idle_timers
+        while timers and timers[0][0] <= self.state.clock.mono_ms and self.state.read_only is None:
+            log_and_consumer = self.claims.idle.get(heapq.heappop(timers)[1])
             if log_and_consumer is None:
                 continue
             log, consumer = log_and_consumer
-            consumer.process_timeouts(self.now_ms)
+            consumer.process_timeouts(self.state.now_ms)
             in_use = consumer.waiters or consumer.in_flight or consumer.counts[MOVING]
-            if in_use or self.is_followed(log.name, consumer.name):
-                consumer.active_ms = self.now_ms
-            if self.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
-                self._set_idle_timer(log, consumer)
-            elif self.has_room(CONTROL_BYTES + len(consumer.name)):
-                self.upkeep_now(log)
+            if in_use or self.leases.is_followed(log.name, consumer.name):
+                consumer.active_ms = self.state.now_ms
+            if self.state.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
+                self.claims.set_idle_timer(log, consumer)
+            elif self.state.has_room(CONTROL_BYTES + len(consumer.name)):
+                self.state.upkeep_now(log)
                 self._end_consumer(log, consumer, None, None)
             else:
-                consumer.active_ms = self.now_ms  # the disk is full: try again later
-                self._set_idle_timer(log, consumer)
+                consumer.active_ms = self.state.now_ms  # the disk is full: try again later
+                self.claims.set_idle_timer(log, consumer)
 
 
 def _named(log: TopicLog, name: str) -> Consumer | None:

@@ -16,7 +16,7 @@ from itertools import count
 from typing import cast
 
 from topics.api import limits
-from topics.api.config import EngineConfig, TopicConfig
+from topics.api.config import TopicConfig
 from topics.api.errors import (
     ConsumerOverlap,
     InvalidRequest,
@@ -28,9 +28,7 @@ from topics.api.errors import (
 from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
 from topics.engine.commands.page import Page
-from topics.engine.core.clock import EngineClock
 from topics.engine.reading.cold_blocks import ColdMiss
-from topics.engine.reading.reader import Reader
 from topics.engine.shard.consumers.leases import (
     CATCH_UP_US,
     ClaimsDue,
@@ -39,6 +37,7 @@ from topics.engine.shard.consumers.leases import (
     size_of,
 )
 from topics.engine.shard.long_commands import Work
+from topics.engine.shard.state import ShardState
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.topic.consumer import FORGOTTEN, READY, TIMEOUTS_PER_SLICE, Consumer, Event, PruneRequest
 from topics.engine.topic.log import Op, TopicLog
@@ -62,9 +61,10 @@ class WaitingClaim:
     done: bool = False
 
 
-class Claims(Leases):
-    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
-        super().__init__(config, clock, reader, boot_id)
+class Claims:
+    def __init__(self, state: ShardState, leases: Leases) -> None:
+        self.state = state
+        self.leases = leases
         self.blocked_claims: dict[int, ClaimsDue] = {}  # consumers with claims whose reply cannot be sent yet
         self.timers: list[tuple[int, int, TopicLog, Consumer, WaitingClaim | None]] = []
         self._stale_timers = 0  # timers of claims that are already answered
@@ -72,28 +72,36 @@ class Claims(Leases):
         self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
         self.idle_timers: list[tuple[int, int]] = []
         self.numbers = count(1)
+        state.handlers[con.Claim] = self._claim
+        self._inner_state = state.wrap(cmd.State, self._state_of_queue)
+        self._inner_put_topic = state.wrap(cmd.PutTopic, self._put_topic_with_consumers)
+        state.events.topic_removed.append(self._topic_removed)
+        state.events.config_changed.append(self._config_changed)
+        state.events.state_requested.append(self._add_queue_counts)
+        state.events.staged_discarded.append(self._staged_discarded)
+        state.events.checked.append(self.check_consumers)
 
     # -- claim ---------------------------------------------------------------------------------------------
 
     def _claim(self, token: object, command: con.Claim) -> None:
-        log, consumer = self._find_consumer(command.topic, command.consumer)
+        log, consumer = self.leases.find_consumer(command.topic, command.consumer)
         if not 0 < len(command.node) <= limits.NODE_BYTES_MAX:
             raise InvalidRequest(
                 f"node must name the claiming worker, with 1 to {limits.NODE_BYTES_MAX} bytes"
             )
-        self._check_writable()
-        consumer.active_ms = self.now_ms
+        self.state.check_writable()
+        consumer.active_ms = self.state.now_ms
         if log.config.claim_jitter_ms and consumer is not None and not consumer.name:
             self._park_claim(token, command, log, consumer, once=not command.standing and not command.wait_ms)
             self._open_window(log, consumer)
             return
         if command.standing:  # streams are filled when the scheduler serves the topic
             self._park_claim(token, command, log, consumer, once=False)
-            self._wake_claims(log, consumer)
+            self.wake_claims(log, consumer)
             return
-        if self.is_behind(log, consumer):
+        if self.leases.is_behind(log, consumer):
             self._park_claim(token, command, log, consumer, once=not command.wait_ms)
-            self._wake_claims(log, consumer)
+            self.wake_claims(log, consumer)
             return
         if not self._serve_one(token, command, log, consumer, may_wait=bool(command.wait_ms)):
             self._park_claim(token, command, log, consumer, once=False)
@@ -118,7 +126,9 @@ class Claims(Leases):
         log.consumers.waiting += 1
         if not once and not command.standing:
             jitter_ms = log.config.claim_jitter_ms if not consumer.name else 0  # not before its window closes
-            due_ms = self.clock.mono_ms + max(min(command.wait_ms, limits.DIFF_WAIT_MS_MAX), jitter_ms + 1)
+            due_ms = self.state.clock.mono_ms + max(
+                min(command.wait_ms, limits.DIFF_WAIT_MS_MAX), jitter_ms + 1
+            )
             heapq.heappush(self.timers, (due_ms, claim.number, log, consumer, claim))
             if 2 * self._stale_timers > len(self.timers) + STALE_TIMERS_MAX:
                 # Stale timers would stay until they are due: half a minute of busy workers.
@@ -126,7 +136,7 @@ class Claims(Leases):
                 heapq.heapify(self.timers)
                 self._stale_timers = 0
 
-    def _unpark_claim(self, claim: WaitingClaim) -> None:
+    def unpark_claim(self, claim: WaitingClaim) -> None:
         claim.done = True
         self._stale_timers += not claim.once and not claim.command.standing
         del claim.consumer.waiters[claim.number]
@@ -137,33 +147,33 @@ class Claims(Leases):
 
     def withdraw_claims(self, matches_token: Callable[[object], bool]) -> None:
         """Drop all waiting claims with a matching token, without a reply."""
-        self.cold.withdraw(matches_token)
-        self.upkeep.withdraw(matches_token)
-        for log in self.published.values():
+        self.state.cold.withdraw(matches_token)
+        self.state.upkeep.withdraw(matches_token)
+        for log in self.state.published.values():
             for consumer in (
                 log.consumers.all() if log.consumers is not None and log.consumers.waiting else ()
             ):
                 for claim in list(consumer.waiters.values()):
                     assert isinstance(claim, WaitingClaim)
                     if matches_token(claim.token):
-                        self._unpark_claim(claim)
+                        self.unpark_claim(claim)
 
     def withdraw_claim(self, topic: str, name: str, matches_token: Callable[[object], bool]) -> bool:
         """Drop a waiting claim without a reply; returns False if none has a matching token."""
-        if self.cold.withdraw(matches_token) or self.upkeep.withdraw(matches_token):
+        if self.state.cold.withdraw(matches_token) or self.state.upkeep.withdraw(matches_token):
             return True
-        log = self.published.get(topic)
+        log = self.state.published.get(topic)
         consumer = log.consumers.find(name) if log is not None and log.consumers is not None else None
         for claim in consumer.waiters.values() if consumer is not None else ():
             assert isinstance(claim, WaitingClaim)
             if matches_token(claim.token):
-                self._unpark_claim(claim)
+                self.unpark_claim(claim)
                 return True
         return False
 
     def _open_window(self, log: TopicLog, consumer: Consumer) -> None:
         if not consumer.window_ms:
-            consumer.window_ms = self.clock.mono_ms + log.config.claim_jitter_ms
+            consumer.window_ms = self.state.clock.mono_ms + log.config.claim_jitter_ms
             heapq.heappush(self.timers, (consumer.window_ms, next(self.numbers), log, consumer, None))
 
     def _set_timer(self, log: TopicLog, consumer: Consumer) -> None:
@@ -171,16 +181,16 @@ class Claims(Leases):
         if not consumer.waiters and not consumer.connections:
             return
         at_ms = consumer.next_change_ms()
-        if consumer.is_paused(self.now_ms) and not consumer.connections:
+        if consumer.is_paused(self.state.now_ms) and not consumer.connections:
             at_ms = max(consumer.paused_until_ms, 0)
         elif consumer.config.replay == "original":
-            due_ms = self._replay_due(log, consumer)
+            due_ms = self.leases.replay_due(log, consumer)
             at_ms = min(at_ms, due_ms) if at_ms and due_ms else at_ms or due_ms
         if not at_ms:
             return
         # A lease may last a day, in which the engine's clock and the monotonic clock may drift apart: check in between.
-        wake_ms = self.clock.mono_ms + min(max(at_ms - self.now_ms, 0) + 1, limits.CLAIM_CHECK_MS)
-        if not self.clock.mono_ms < consumer.wake_ms <= wake_ms:
+        wake_ms = self.state.clock.mono_ms + min(max(at_ms - self.state.now_ms, 0) + 1, limits.CLAIM_CHECK_MS)
+        if not self.state.clock.mono_ms < consumer.wake_ms <= wake_ms:
             consumer.wake_ms = wake_ms
             heapq.heappush(self.timers, (wake_ms, next(self.numbers), log, consumer, None))
 
@@ -189,11 +199,11 @@ class Claims(Leases):
         assert log.consumers is not None
         for consumer in log.consumers.all():
             if consumer.waiters:
-                self.claims_due[id(consumer)] = log, consumer
+                self.leases.claims_due[id(consumer)] = log, consumer
 
-    def _wake_claims(self, log: TopicLog, consumer: Consumer) -> None:
+    def wake_claims(self, log: TopicLog, consumer: Consumer) -> None:
         if consumer.waiters:
-            self.claims_due[id(consumer)] = log, consumer
+            self.leases.claims_due[id(consumer)] = log, consumer
 
     # -- waiting claims ------------------------------------------------------------------------------------
 
@@ -205,11 +215,11 @@ class Claims(Leases):
 
     def process_claim_timers(self) -> None:
         """Process due timers: mark consumers whose claims must be checked, and answer claims that timed out."""
-        now_ms = self.clock.mono_ms
+        now_ms = self.state.clock.mono_ms
         while self.timers and self.timers[0][0] <= now_ms:
             _, _, log, consumer, claim = heapq.heappop(self.timers)
             if claim is None:
-                self.claims_due[id(consumer)] = log, consumer
+                self.leases.claims_due[id(consumer)] = log, consumer
             elif claim.done:
                 self._stale_timers -= 1
             else:
@@ -217,42 +227,42 @@ class Claims(Leases):
 
     def _claim_timed_out(self, claim: WaitingClaim) -> None:
         """Answer a claim whose wait has ended, or arrange for that if it cannot be answered now."""
-        is_behind = self.is_behind(claim.log, claim.consumer)
+        is_behind = self.leases.is_behind(claim.log, claim.consumer)
         if is_behind and claim.consumer.name:
             # Answered as soon as the consumer has caught up: later it might be behind again.
             claim.once = True
-            self._wake_claims(claim.log, claim.consumer)
+            self.wake_claims(claim.log, claim.consumer)
             return
-        if is_behind or not self.can_send(claim.token):
-            self._wake_claims(claim.log, claim.consumer)
-            again_ms = self.clock.mono_ms + SEND_RETRY_MS
+        if is_behind or not self.state.can_send(claim.token):
+            self.wake_claims(claim.log, claim.consumer)
+            again_ms = self.state.clock.mono_ms + SEND_RETRY_MS
             heapq.heappush(self.timers, (again_ms, next(self.numbers), claim.log, claim.consumer, claim))
             return
-        self._unpark_claim(claim)
+        self.unpark_claim(claim)
         self._stale_timers -= 1  # its timer was the one that fired
-        self.ready.append((claim.token, self._claimed(claim.log, claim.consumer)))
+        self.state.ready.append((claim.token, self.leases.claimed(claim.log, claim.consumer)))
 
     def serve_consumer(self, log: TopicLog, consumer: Consumer, room: int, *, may_push: bool = True) -> int:
         """Answer waiting claims of one consumer as far as records are available; returns the delivery cost in bytes.
 
         Without `may_push`, streams keep waiting.
         """
-        if consumer.window_ms and consumer.window_ms > self.clock.mono_ms:
+        if consumer.window_ms and consumer.window_ms > self.state.clock.mono_ms:
             return 0
         window_ms, consumer.window_ms = consumer.window_ms, 0
         claims = cast("list[WaitingClaim]", list(consumer.waiters.values()))
         if not may_push:
             claims = [claim for claim in claims if not claim.command.standing]
-        if log.dropped or self.read_only is not None or consumer.dropped:
+        if log.dropped or self.state.read_only is not None or consumer.dropped:
             return 0  # `fail_claims` answers them
         size = 0
         try:
-            self._touch(log)
-            if self.is_behind(log, consumer):
-                took = self.catch_up(log, consumer)
-                if self.is_behind(log, consumer):
+            self.state.touch(log)
+            if self.leases.is_behind(log, consumer):
+                took = self.leases.catch_up(log, consumer)
+                if self.leases.is_behind(log, consumer):
                     consumer.window_ms = window_ms
-                    self.claims_due[id(consumer)] = log, consumer
+                    self.leases.claims_due[id(consumer)] = log, consumer
                     return max(1, took // CATCH_UP_US) * CATCH_UP_COST
             self._send_pending_replies(log, consumer)
             if not claims:
@@ -266,7 +276,7 @@ class Claims(Leases):
                     self._set_timer(log, consumer)
                 return 0
             if jitter:
-                sendable = [claim for claim in claims if self.can_send(claim.token)]
+                sendable = [claim for claim in claims if self.state.can_send(claim.token)]
                 if len(sendable) < len(claims):
                     self.blocked_claims[id(consumer)] = log, consumer
                 size = self._distribute(log, consumer, sendable)
@@ -275,8 +285,8 @@ class Claims(Leases):
         except ColdMiss as miss:
             self._wait_with_claims(log, consumer, miss)
         except UpkeepPending:
-            self.upkeep.wait(
-                log, lambda error: self._wake_claims(log, consumer), name=("claims", id(consumer))
+            self.state.upkeep.wait(
+                log, lambda error: self.wake_claims(log, consumer), name=("claims", id(consumer))
             )
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
@@ -291,20 +301,20 @@ class Claims(Leases):
         for op in pending:
             assert isinstance(op, Op)
             assert isinstance(op.result, con.Settled)
-            op.result.ready, op.result.in_flight = self.ready_count(log, consumer), consumer.in_flight
-            self.add_op(op)
+            op.result.ready, op.result.in_flight = self.leases.ready_count(log, consumer), consumer.in_flight
+            self.state.add_op(op)
 
     def _wait_with_claims(self, log: TopicLog, consumer: Consumer, miss: ColdMiss) -> None:
         """The next records are in the cold tier: check the consumer's claims again when they are fetched."""
 
         def resume(error: TopicsError | None) -> None:
-            if error is None or self._is_outdated(miss):
-                self._wake_claims(log, consumer)
+            if error is None or self.state.is_outdated(miss):
+                self.wake_claims(log, consumer)
             else:
                 self.fail_claims(log, error, consumer)
 
         try:
-            self.cold.wait(miss, resume, name=("claims", id(consumer)))
+            self.state.cold.wait(miss, resume, name=("claims", id(consumer)))
         except TopicsError as error:
             self.fail_claims(log, error, consumer)
 
@@ -316,22 +326,22 @@ class Claims(Leases):
             if is_empty and not claim.once:
                 continue
             if left <= 0:
-                self._wake_claims(log, consumer)  # continue in the next turn
+                self.wake_claims(log, consumer)  # continue in the next turn
                 break
-            if not self.can_send(claim.token):
+            if not self.state.can_send(claim.token):
                 self.blocked_claims[id(consumer)] = log, consumer
                 continue
             size = self._serve_one(claim.token, claim.command, log, consumer, may_wait=not claim.once)
             if not size:
                 is_empty = True
                 continue
-            self._unpark_claim(claim)
+            self.unpark_claim(claim)
             left -= size
         return room - left
 
     def _has_ready(self, log: TopicLog, consumer: Consumer) -> bool:
-        consumer.process_timeouts(self.now_ms)
-        return self.ready_count(log, consumer) > 0
+        consumer.process_timeouts(self.state.now_ms)
+        return self.leases.ready_count(log, consumer) > 0
 
     def fail_claims(self, log: TopicLog, error: TopicsError, consumer: Consumer | None = None) -> None:
         """Answer all waiting claims with an error: the topic, the consumer or the shard is unavailable."""
@@ -340,15 +350,15 @@ class Claims(Leases):
         for one in [consumer] if consumer is not None else log.consumers.all():
             for claim in list(one.waiters.values()):
                 assert isinstance(claim, WaitingClaim)
-                self._unpark_claim(claim)
-                self.ready.append((claim.token, error))
+                self.unpark_claim(claim)
+                self.state.ready.append((claim.token, error))
             pending, one.pending_replies = one.pending_replies, []
             for op in pending:
                 assert isinstance(op, Op)
-                if self.read_only is None:
-                    self.add_op(op)
+                if self.state.read_only is None:
+                    self.state.add_op(op)
                 else:
-                    self.ready.append((op.token, error))
+                    self.state.ready.append((op.token, error))
 
     # -- delivery to claims --------------------------------------------------------------------------------
 
@@ -359,15 +369,15 @@ class Claims(Leases):
         assert log.consumers is not None
         number = log.consumers.next_dead_letter
         try:
-            page, tombstone, cursor = self._pick(log, consumer, command.max, command.max_bytes)
+            page, tombstone, cursor = self.leases.pick(log, consumer, command.max, command.max_bytes)
         finally:  # also if the next records must be fetched first, or cannot be read
             if number != log.consumers.next_dead_letter:
-                self.note_dead_letters(log, command)
+                self.leases.note_dead_letters(log, command)
         if not page.seqs and tombstone is None:
             self._skip_to(log, consumer, cursor)
             if may_wait:
                 return 0
-        self._lease(token, command, log, consumer, page, cursor, tombstone)
+        self.leases.lease(token, command, log, consumer, page, cursor, tombstone)
         if command.connection:
             self._set_timer(log, consumer)  # a full stream must learn when leases expire
         return int(sum(page.lengths)) + WAKE_COST
@@ -376,9 +386,9 @@ class Claims(Leases):
         """Advance the cursor past records that do not match. Not logged: a restart scans them again."""
         before, consumer.cursor = consumer.cursor, cursor
         consumer.note_cursor_moved(before, [])
-        self._prune_skipped(log, consumer, before, cursor)
-        if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.now_ms):
-            self._wake_claims(log, consumer)  # the scan limit was reached: continue in the next turn
+        self.leases.prune_skipped(log, consumer, before, cursor)
+        if cursor <= log.view.head and cursor > before and not consumer.is_paused(self.state.now_ms):
+            self.wake_claims(log, consumer)  # the scan limit was reached: continue in the next turn
 
     def _distribute(self, log: TopicLog, consumer: Consumer, claims: list[WaitingClaim]) -> int:
         """Distribute the records among the claims of one window, one record each, round robin."""
@@ -386,12 +396,12 @@ class Claims(Leases):
         wanted = sum(claim.command.max for claim in claims)
         number = log.consumers.next_dead_letter
         try:
-            page, _, cursor = self._pick(
+            page, _, cursor = self.leases.pick(
                 log, consumer, min(wanted, limits.CLAIM_WINDOW_RECORDS_MAX), limits.WAKE_BYTES_MAX // 2
             )
         finally:
             if number != log.consumers.next_dead_letter:
-                self.note_dead_letters(log, *(claim.command for claim in claims))
+                self.leases.note_dead_letters(log, *(claim.command for claim in claims))
         shares: list[list[int]] = [[] for _ in claims]
         sizes = [0] * len(claims)
         open_, at = list(range(len(claims))), 0
@@ -418,11 +428,11 @@ class Claims(Leases):
                 continue  # keeps waiting
             part = page if len(share) == left else page.take(share)
             try:
-                self._lease(claim.token, claim.command, log, consumer, part, cursor, None)
+                self.leases.lease(claim.token, claim.command, log, consumer, part, cursor, None)
             except TopicsError:
                 self._put_back_unleased(consumer, page.seqs)
                 raise
-            self._unpark_claim(claim)
+            self.unpark_claim(claim)
         return sum(sizes) + WAKE_COST * len(claims)
 
     @staticmethod
@@ -445,62 +455,65 @@ class Claims(Leases):
     def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
         if log.config.type != "queue":
             return None
-        consumer = self.queue_of(log)
-        consumer.process_timeouts(self.now_ms)
+        consumer = self.leases.queue_of(log)
+        consumer.process_timeouts(self.state.now_ms)
         assert log.consumers is not None
         in_flight, dead = consumer.in_flight, log.consumers.dead_lettered
-        return cmd.QueueCounts(self.ready_count(log, consumer), in_flight, dead)
+        return cmd.QueueCounts(self.leases.ready_count(log, consumer), in_flight, dead)
+
+    def _add_queue_counts(self, log: TopicLog, state: cmd.TopicState) -> None:
+        state.queue = self.queue_counts(log)
 
     def _state_of_queue(self, token: object, command: cmd.State) -> None:
         """Process the lease timeouts of a queue before its counts are read."""
-        log = self.published.get(command.topic)
+        log = self.state.published.get(command.topic)
         queue = log.consumers.queue if log is not None and log.consumers is not None else None
-        if log is None or queue is None or queue.process_timeouts(self.now_ms):
+        if log is None or queue is None or queue.process_timeouts(self.state.now_ms):
             self._inner_state(token, command)
         else:
-            self._touch(log)
-            self.long.start(token, command, log, self._state_steps(token, command, queue))
+            self.state.touch(log)
+            self.state.long.start(token, command, log, self._state_steps(token, command, queue))
 
     def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
-        while not queue.process_timeouts(self.now_ms):
+        while not queue.process_timeouts(self.state.now_ms):
             yield TIMEOUTS_PER_SLICE
         self._inner_state(token, command)
 
     def queue_totals(self) -> tuple[int, int]:
         """The number of queues, and of leases over all of them, possibly including some that have just expired."""
-        queues = [log for log in self.published.values() if log.view.config.type == "queue"]
+        queues = [log for log in self.state.published.values() if log.view.config.type == "queue"]
         in_flight = 0
         for log in queues:
             if log.consumers is not None and log.consumers.queue is not None:
-                log.consumers.queue.process_timeouts(self.now_ms)
+                log.consumers.queue.process_timeouts(self.state.now_ms)
                 in_flight += log.consumers.queue.in_flight
         return len(queues), in_flight
 
     def _topic_removed(self, log: TopicLog) -> None:
-        self.dead_letters_due.pop(log.id, None)
+        self.state.dead_letters_due.pop(log.id, None)
         self.fail_claims(log, TopicNotFound(log.name))
         for consumer in log.consumers.named.values() if log.consumers is not None else ():
             self.idle.pop(consumer.idle_number, None)
 
     def _config_changed(self, log: TopicLog, before: TopicConfig, op: Op) -> None:
-        was_durable = before.type == "queue" and is_durable(before, self.queue_of(log))
-        if was_durable and not is_durable(log.config, self.queue_of(log)):
+        was_durable = before.type == "queue" and is_durable(before, self.leases.queue_of(log))
+        if was_durable and not is_durable(log.config, self.leases.queue_of(log)):
             # Leases are no longer logged. If they are again later, replay must not restore the old ones.
-            self.log_event(log, Event(con.QUEUE, FORGOTTEN))
+            self.leases.log_event(log, Event(con.QUEUE, FORGOTTEN))
         if log.config.retention != before.retention:
             count, size = op.count, op.bytes
-            self._prune_settled(log, op)
-            self.records_live += op.count - count
-            self.bytes_live += op.bytes - size
+            self.leases.prune_settled(log, op)
+            self.state.records_live += op.count - count
+            self.state.bytes_live += op.bytes - size
 
     def _put_topic_with_consumers(self, token: object, command: cmd.PutTopic) -> None:
-        log = self.staged.get(command.topic)
+        log = self.state.staged.get(command.topic)
         becomes = command.config.retention == "work_queue"
         if log is None or not becomes or log.config.retention == "work_queue" or log.consumers is None:
             self._inner_put_topic(token, command)
             return
-        self._touch(log)
-        self.long.start(token, command, log, self._put_work_queue(token, command, log))
+        self.state.touch(log)
+        self.state.long.start(token, command, log, self._put_work_queue(token, command, log))
 
     def _put_work_queue(self, token: object, command: cmd.PutTopic, log: TopicLog) -> Work:
         """Turn a topic with consumers into a work queue, unless their filters overlap."""
@@ -517,13 +530,13 @@ class Claims(Leases):
     def find_overlap(self, log: TopicLog) -> Generator[int, None, tuple[str, str] | None]:
         """Two consumers with overlapping filters, or None. A queue's built-in consumer gets every record."""
         if log.config.type == "queue":
-            self.queue_of(log)
+            self.leases.queue_of(log)
         return (yield from log.consumers.find_overlap()) if log.consumers is not None else None
 
     def stored_overlaps(self) -> list[tuple[str, str, str]]:
         """The stored work queues whose consumers overlap: the topic, and two of its consumers."""
         found: list[tuple[str, str, str]] = []
-        for log in self.published.values():
+        for log in self.state.published.values():
             if log.config.retention == "work_queue" and log.consumers is not None and log.consumers.named:
                 steps = self.find_overlap(log)
                 try:
@@ -535,16 +548,16 @@ class Claims(Leases):
         return found
 
     def _staged_discarded(self) -> None:
-        self.end_pruning(ShardReadOnly(self.read_only or "", unknown=True))
-        for log in self.by_id.values():
-            self.fail_claims(log, ShardReadOnly(self.read_only or ""))
+        self.leases.end_pruning(ShardReadOnly(self.state.read_only or "", unknown=True))
+        for log in self.state.by_id.values():
+            self.fail_claims(log, ShardReadOnly(self.state.read_only or ""))
             for consumer in log.consumers.all() if log.consumers is not None else ():
                 consumer.undelivered = consumer.counting = None
 
     def start_claims(self, salt: int) -> None:
         """Start claims after recovery. `salt`: from the log file, new with every start."""
-        self.lease_id = salt
-        for log in self.by_id.values():
+        self.leases.lease_id = salt
+        for log in self.state.by_id.values():
             self.consumers_recovered(log)
 
     def consumers_recovered(self, log: TopicLog) -> None:
@@ -567,24 +580,24 @@ class Claims(Leases):
                     consumers.forget(log, seq, seq)
             consumer.release_streamed()
             consumer.note_rescan()
-            consumer.active_ms = self.now_ms
-            self._set_idle_timer(log, consumer)
+            consumer.active_ms = self.state.now_ms
+            self.set_idle_timer(log, consumer)
         consumers.synced_dead_letter = consumers.next_dead_letter - 1
         if consumers.dead_letters:
-            self.dead_letters_due[log.id] = log
+            self.state.dead_letters_due[log.id] = log
         if log.config.retention == "interest" and consumers.named:
             # Records that all consumers have settled: the process may have ended before they were deleted.
             stop = min(consumer.cursor for consumer in consumers.named.values())
             if log.count and log.first_seq < stop and log.config.type != "queue":
-                self._prune_later(log, PruneRequest(log.first_seq, stop), None)
+                self.leases.prune_later(log, PruneRequest(log.first_seq, stop), None)
 
-    def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
+    def set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
         """Set the inactivity timer of a consumer that has an inactive TTL."""
         ttl_ms = consumer.config.inactive_ttl_ms
         self.idle.pop(consumer.idle_number, None)
         if not ttl_ms:
             return
-        due_ms = self.clock.mono_ms + max(consumer.active_ms + ttl_ms - self.now_ms, 0) + 1
+        due_ms = self.state.clock.mono_ms + max(consumer.active_ms + ttl_ms - self.state.now_ms, 0) + 1
         consumer.idle_number = next(self.numbers)
         self.idle[consumer.idle_number] = log, consumer
         heapq.heappush(self.idle_timers, (due_ms, consumer.idle_number))
@@ -593,8 +606,8 @@ class Claims(Leases):
             heapq.heapify(self.idle_timers)
 
     def check_consumers(self) -> None:
-        for log in self.by_id.values():
-            if log.consumers is None or self.read_only is not None:
+        for log in self.state.by_id.values():
+            if log.consumers is None or self.state.read_only is not None:
                 continue
             for consumer in log.consumers.all():
                 consumer.check()

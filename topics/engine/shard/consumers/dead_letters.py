@@ -25,10 +25,11 @@ from topics.engine.commands import topics as cmd
 from topics.engine.commands.page import Page
 from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.hot_segments import DamagedSegment
-from topics.engine.shard.appends import frame_bytes_at_most
-from topics.engine.shard.consumers.admin import Consumers
-from topics.engine.shard.consumers.leases import SEQ_BYTES, empty_page, rows_of
-from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
+from topics.engine.shard.appends import Appends, frame_bytes_at_most
+from topics.engine.shard.consumers.claims import Claims
+from topics.engine.shard.consumers.leases import SEQ_BYTES, Leases, empty_page, rows_of
+from topics.engine.shard.reads import Reads
+from topics.engine.shard.state import CONTROL_BYTES, ShardState, as_ranges
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.control import DeadLettersReceived
@@ -38,41 +39,54 @@ from topics.engine.topic.log import Op, TopicLog
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class DeadLetters(Consumers):
+class DeadLetters:
+    def __init__(
+        self, state: ShardState, appends: Appends, reads: Reads, leases: Leases, claims: Claims
+    ) -> None:
+        self.state = state
+        self.appends = appends
+        self.reads = reads
+        self.leases = leases
+        self.claims = claims
+        state.handlers |= {
+            con.TakeDeadLetters: self._take_dead_letters,
+            con.SettleDeadLetters: self._settle_dead_letters,
+        }
+
     # -- source --------------------------------------------------------------------------------------------
 
     def dead_letters_to_send(self, log: TopicLog, count: int, max_bytes: int) -> list[con.DeadLetter]:
         """The next dead letters that may be sent, in order of their numbers, all for one target."""
         consumers = log.consumers
         if consumers is None or log.dropped or not consumers.dead_letters:
-            self.dead_letters_due.pop(log.id, None)
+            self.state.dead_letters_due.pop(log.id, None)
             return []
         try:
-            self._touch(log)
+            self.state.touch(log)
             return self._collect_dead_letters(log, consumers, count, max_bytes)
         except UpkeepPending:
-            self.dead_letters_due.pop(log.id, None)
-            self.upkeep.wait(log, lambda error: self._retry_dead_letters(log, error), name="letters")
+            self.state.dead_letters_due.pop(log.id, None)
+            self.state.upkeep.wait(log, lambda error: self._retry_dead_letters(log, error), name="letters")
             return []
         except ColdMiss as miss:
-            self.dead_letters_due.pop(log.id, None)
+            self.state.dead_letters_due.pop(log.id, None)
             try:
-                self.cold.wait(
+                self.state.cold.wait(
                     miss, lambda error: self._retry_dead_letters(log, error), name=("letters", log.id)
                 )
             except TopicsError:
-                self.dead_letters_due[log.id] = log  # the sender retries
+                self.state.dead_letters_due[log.id] = log  # the sender retries
                 raise
             return []
 
     def _retry_dead_letters(self, log: TopicLog, error: TopicsError | None) -> None:
         def again() -> None:
-            self.dead_letters_due[log.id] = log
+            self.state.dead_letters_due[log.id] = log
 
         if error is None:
             again()
         else:
-            self.cold.retry_later(self.clock.mono_ms, again)
+            self.state.cold.retry_later(self.state.clock.mono_ms, again)
 
     def _collect_dead_letters(
         self, log: TopicLog, consumers: TopicConsumers, count: int, max_bytes: int
@@ -84,7 +98,7 @@ class DeadLetters(Consumers):
             left = len(consumers.dead_letters)
             found = self._read_dead_letters(log, consumers, count, max_bytes)
         if not found:
-            self.dead_letters_due.pop(log.id, None)
+            self.state.dead_letters_due.pop(log.id, None)
         return found
 
     def _read_dead_letters(
@@ -119,9 +133,9 @@ class DeadLetters(Consumers):
         try:
             if not log.is_live(seq):
                 return None
-            self.reader.fill(log, page, rows_of(log, [seq]))
+            self.state.reader.fill(log, page, rows_of(log, [seq]))
         except DamagedSegment as damage:
-            self._record_losses(log, damage)
+            self.reads.record_losses(log, damage)
             return None
         data, meta, raw, header_len = content_of(page)
         added = {
@@ -141,12 +155,12 @@ class DeadLetters(Consumers):
 
     def _settle_dead_letters(self, token: object, command: con.SettleDeadLetters) -> None:
         """The target has received the dead letters up to a number, or refused them."""
-        self._check_writable()
-        log = self.by_id.get(command.source_id)
+        self.state.check_writable()
+        log = self.state.by_id.get(command.source_id)
         if log is None or log.dropped or log.consumers is None:
-            self.ready.append((token, con.DeadLettersSettled(command.topic)))
+            self.state.ready.append((token, con.DeadLettersSettled(command.topic)))
             return
-        self._touch(log)
+        self.state.touch(log)
         consumers = log.consumers
         by_consumer: dict[str, list[int]] = {}
         for number, letter in consumers.dead_letters.items():
@@ -158,34 +172,34 @@ class DeadLetters(Consumers):
         sync = not command.done or log.config.durability == "fsync"
         op = Op(log, token, con.DeadLettersSettled(command.topic), sync=sync)
         for name, seqs in by_consumer.items():
-            self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
+            self.state.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
             consumer = consumers.find(name)
             if consumer is None:
                 consumers.drop_dead_letters(name, set(seqs))
                 continue
             if not command.done:
-                event = Event(name, UNMOVED, seqs, self.now_ms + limits.DEAD_LETTER_RETRY_MS)
+                event = Event(name, UNMOVED, seqs, self.state.now_ms + limits.DEAD_LETTER_RETRY_MS)
             else:
                 event = Event(name, MOVED, seqs)
-            self.log_event(log, event)
+            self.leases.log_event(log, event)
             consumers.apply(event)
-            self._wake_claims(log, consumer)
+            self.claims.wake_claims(log, consumer)
         for name, seqs in by_consumer.items() if command.done else ():
             # Only after all events: a record deleted for one consumer may also be moving for another, which counts it.
             if not name:
-                self._log_delete(log, as_ranges(sorted(seqs)), op)
+                self.appends.log_delete(log, as_ranges(sorted(seqs)), op)
             else:
-                self._prune_into(log, seqs, op)
+                self.leases.prune_into(log, seqs, op)
         if not consumers.dead_letters:
-            self.dead_letters_due.pop(log.id, None)
-        self.count_live(op)
-        self.add_op(op)
+            self.state.dead_letters_due.pop(log.id, None)
+        self.state.count_live(op)
+        self.state.add_op(op)
 
     # -- target --------------------------------------------------------------------------------------------
 
     def _take_dead_letters(self, token: object, command: con.TakeDeadLetters) -> None:
-        self._check_writable()
-        log = self._for_write(command.topic)
+        self.state.check_writable()
+        log = self.state.for_write(command.topic)
         has = 0
         if log is not None and log.consumers is not None:
             has = log.consumers.received.get(command.source_id, 0)
@@ -195,7 +209,7 @@ class DeadLetters(Consumers):
         if not letters:
             assert log is not None
             # They may not be synced here yet, and the source is about to delete them.
-            self.add_op(Op(log, token, result, sync=True))
+            self.state.add_op(Op(log, token, result, sync=True))
             return
         try:
             op = self._append_dead_letters(log, command.topic, letters)
@@ -204,7 +218,7 @@ class DeadLetters(Consumers):
                 raise
             # Some were received, though the source does not know: tell it, so that it does not reuse their numbers.
             result.last_number = has
-            self.add_op(Op(log, token, result, sync=True))
+            self.state.add_op(Op(log, token, result, sync=True))
             return
         op.token, op.result = token, result
         log = op.log
@@ -212,7 +226,7 @@ class DeadLetters(Consumers):
             log.consumers = TopicConsumers()
         log.consumers.note_received(command.source_id, last)
         taken = DeadLettersReceived(command.source_id, last)
-        self.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.now_ms, taken))
+        self.state.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.state.now_ms, taken))
 
     def _append_dead_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
         """Append them as one write, synced in every durability class."""
@@ -232,16 +246,18 @@ class DeadLetters(Consumers):
             )  # fmt: skip
         sizes = [len(payload) for payload in records.payloads]
         if log is None:
-            self._check_creation(name, config, sum(sizes))
+            self.appends.check_creation(name, config, sum(sizes))
         # The record size is not checked: the source topic accepted the record, and only its meta has grown.
-        self._check_room(log, config, name, len(sizes), sum(sizes), 0)
+        self.appends.check_room(log, config, name, len(sizes), sum(sizes), 0)
         per_tag = bool(config.cap_per_tag)
-        self.reserve(frame_bytes_at_most(records, None, sum(sizes), per_tag=per_tag) + 2 * CONTROL_BYTES)
+        self.state.reserve(
+            frame_bytes_at_most(records, None, sum(sizes), per_tag=per_tag) + 2 * CONTROL_BYTES
+        )
         created = log is None
         if log is None:
-            log = self._create(name, config)
+            log = self.appends.create(name, config)
         op = Op(log, sync=True)
-        self.stage_append(log, config, records, sizes, op, created=created)
+        self.appends.stage_append(log, config, records, sizes, op, created=created)
         return op
 
 

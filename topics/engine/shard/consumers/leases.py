@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.api import limits
-from topics.api.config import ConsumerConfig, EngineConfig, TopicConfig
+from topics.api.config import ConsumerConfig, TopicConfig
 from topics.api.errors import (
     ConsumerNotFound,
     NotAQueue,
@@ -25,17 +25,15 @@ from topics.api.errors import (
 )
 from topics.engine.commands import consumers as con
 from topics.engine.commands.page import Page, Tombstone
-from topics.engine.core.clock import EngineClock
 from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.reading.hot_segments import DamagedSegment
-from topics.engine.reading.reader import Reader
 from topics.engine.reading.selection import Picked
 from topics.engine.reading.small_page import SmallPage
 from topics.engine.reading.tombstones import next_gap
-from topics.engine.shard.appends import Writes
+from topics.engine.shard.appends import Appends
 from topics.engine.shard.long_commands import Work
-from topics.engine.shard.reads import Queries
-from topics.engine.shard.staging import CONTROL_BYTES
+from topics.engine.shard.reads import Reads
+from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.index import Chunk
@@ -111,9 +109,11 @@ def is_durable(config: TopicConfig, consumer: Consumer) -> bool:
     return config.leases_durable and config.durability != "ephemeral"
 
 
-class Leases(Writes, Queries):
-    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
-        super().__init__(config, clock, reader, boot_id)
+class Leases:
+    def __init__(self, state: ShardState, appends: Appends, reads: Reads) -> None:
+        self.state = state
+        self.appends = appends
+        self.reads = reads
         # Id of the next lease. Starts at random, so that a lease from before a restart is not mistaken for a current one.
         self.lease_id = 0
         self.claims_due: dict[int, ClaimsDue] = {}  # consumers whose claims must be checked, by identity
@@ -137,13 +137,13 @@ class Leases(Writes, Queries):
             consumers.queue = Consumer(con.QUEUE, QUEUE_CONFIG, self.connection_settled)
         return consumers.queue
 
-    def _find_consumer(self, topic: str, name: str) -> tuple[TopicLog, Consumer]:
-        log = self.published.get(topic)
+    def find_consumer(self, topic: str, name: str) -> tuple[TopicLog, Consumer]:
+        log = self.state.published.get(topic)
         if log is None or log.dropped:
             raise TopicNotFound(topic)
         if not name and log.config.type != "queue":
             raise NotAQueue(topic)
-        self._touch(log)
+        self.state.touch(log)
         if not name:
             return log, self.queue_of(log)
         consumer = log.consumers.named.get(name) if log.consumers is not None else None
@@ -156,7 +156,7 @@ class Leases(Writes, Queries):
 
         Then it delivers nothing, and its counts are unknown.
         """
-        if not consumer.process_timeouts(self.now_ms) or consumer.cursor_locked:
+        if not consumer.process_timeouts(self.state.now_ms) or consumer.cursor_locked:
             return True
         return bool(consumer.name) and not consumer.is_counted(log, log.next_seq)
 
@@ -166,7 +166,7 @@ class Leases(Writes, Queries):
             consumer.count_progress = SliceProgress(consumer.remaining_cost(log, log.next_seq))
         took, share = 1, slice_budget(consumer.count_progress)
         while took < share:
-            if not consumer.process_timeouts(self.now_ms):
+            if not consumer.process_timeouts(self.state.now_ms):
                 took += TIMEOUTS_PER_SLICE
             elif consumer.name and not consumer.is_counted(log, log.next_seq):
                 counted = consumer.count(log, log.next_seq)
@@ -212,20 +212,20 @@ class Leases(Writes, Queries):
         consumer = log.consumers.find(name) if log.consumers is not None else None
         if consumer is None:
             return 0
-        consumer.process_timeouts(self.now_ms)  # any left are reported by `on_settled` later
+        consumer.process_timeouts(self.state.now_ms)  # any left are reported by `on_settled` later
         return consumer.leases_of(connection)
 
     # -- record selection ----------------------------------------------------------------------------------
 
-    def _pick(
+    def pick(
         self, log: TopicLog, consumer: Consumer, limit: int, max_bytes: int
     ) -> tuple[Page, Tombstone | None, int]:
         """Select records to deliver: returned ones, then initial ones, then those from the cursor on.
 
         Returns the page, a tombstone for records lost at the cursor, and the cursor after the page.
         """
-        consumer.process_timeouts(self.now_ms)
-        if consumer.is_paused(self.now_ms):
+        consumer.process_timeouts(self.state.now_ms)
+        if consumer.is_paused(self.state.now_ms):
             return empty_page(log), None, consumer.cursor
         policy = policy_of(log.config, consumer)
         limit = min(limit, limits.CLAIM_WINDOW_RECORDS_MAX)
@@ -246,7 +246,7 @@ class Leases(Writes, Queries):
                     fresh, cursor = self._pick_fresh(log, consumer, cursor, stop, room, budget_left)
                     picked += fresh
                 if picked:
-                    self.reader.fill(log, page, picked)
+                    self.state.reader.fill(log, page, picked)
                 again = len(returned)
                 if again and len(page.seqs) > again and page.seqs[again] < returned[-1]:
                     # A queue rescans from the start after a restart, so undelivered records may precede returned ones.
@@ -254,7 +254,7 @@ class Leases(Writes, Queries):
                 return page, tombstone, cursor
             except DamagedSegment as damage:
                 consumer.put_back(returned)
-                self._record_losses(log, damage)
+                self.reads.record_losses(log, damage)
             except ColdMiss as miss:
                 consumer.put_back(returned)
                 if miss.count <= limits.COLD_BLOCKS_PER_READ or limit <= 1:
@@ -281,7 +281,7 @@ class Leases(Writes, Queries):
         )
         if limit > FEW or not is_plain or cursor < consumer.rescan_below:
             return None
-        few = SmallPage(log, self.reader.tail_cache)
+        few = SmallPage(log, self.state.reader.tail_cache)
         if not few.add(returned):
             return None
         room = min(limit - len(returned), policy.max_pending - len(consumer.entries))
@@ -338,7 +338,7 @@ class Leases(Writes, Queries):
             if cursor < consumer.rescan_below or limit <= 0:
                 return rows_of(log, between), cursor
         page = empty_page(log)
-        picked = self.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
+        picked = self.state.reader.undelivered(log, page, cursor, stop, limit, budget, consumer.filter)
         return rows_of(log, between) + picked, page.next_from_seq + 1
 
     @staticmethod
@@ -372,29 +372,31 @@ class Leases(Writes, Queries):
 
     def _replay_stop(self, log: TopicLog, consumer: Consumer, cursor: int) -> int:
         """Replay original: the seq before which records are due."""
-        first = self._next_live(log, consumer, cursor)
+        first = self.next_live(log, consumer, cursor)
         if first is None:
             return log.view.head + 1
         chunk, row = first
         if consumer.replay_shift_ms is None:
-            consumer.replay_shift_ms = self.now_ms - chunk.ts_at(row)
-        return log.first_since(self.now_ms - consumer.replay_shift_ms + 1)
+            consumer.replay_shift_ms = self.state.now_ms - chunk.ts_at(row)
+        return log.first_since(self.state.now_ms - consumer.replay_shift_ms + 1)
 
-    def _replay_due(self, log: TopicLog, consumer: Consumer) -> int:
+    def replay_due(self, log: TopicLog, consumer: Consumer) -> int:
         """Replay original: when the next record is due; 0: there is none."""
-        first = self._next_live(log, consumer, consumer.cursor)
+        first = self.next_live(log, consumer, consumer.cursor)
         if first is None or consumer.replay_shift_ms is None:
             return 0
         return first[0].ts_at(first[1]) + consumer.replay_shift_ms
 
-    def _next_live(self, log: TopicLog, consumer: Consumer, cursor: int) -> tuple[Chunk, int] | None:
+    def next_live(self, log: TopicLog, consumer: Consumer, cursor: int) -> tuple[Chunk, int] | None:
         page = empty_page(log)
-        picked = self.reader.undelivered(log, page, cursor, log.view.head + 1, 1, 1 << 30, consumer.filter)
+        picked = self.state.reader.undelivered(
+            log, page, cursor, log.view.head + 1, 1, 1 << 30, consumer.filter
+        )
         return (picked[0][0], int(picked[0][1][0])) if picked else None
 
     # -- leases --------------------------------------------------------------------------------------------
 
-    def _lease(
+    def lease(
         self,
         token: object,
         command: con.Claim,
@@ -408,12 +410,12 @@ class Leases(Writes, Queries):
         seqs = page.seqs
         has_moved = cursor != consumer.cursor
         if not seqs and not has_moved:
-            self.ready.append((token, self._claimed(log, consumer, tombstone)))
+            self.state.ready.append((token, self.claimed(log, consumer, tombstone)))
             return
         durable = is_durable(log.config, consumer)
         if durable:
             try:
-                self.reserve(CONTROL_BYTES + len(command.node) + len(seqs) * SEQ_BYTES)
+                self.state.reserve(CONTROL_BYTES + len(command.node) + len(seqs) * SEQ_BYTES)
             except TopicsError:
                 consumer.put_back(seq for seq in seqs if seq in consumer.entries)
                 raise
@@ -422,7 +424,8 @@ class Leases(Writes, Queries):
         acks = consumer.config.ack != "none"
         policy = policy_of(log.config, consumer)
         deadlines = [
-            self.now_ms + policy.lease_for(command.lease_ms, number) if acks else 0 for number in deliveries
+            self.state.now_ms + policy.lease_for(command.lease_ms, number) if acks else 0
+            for number in deliveries
         ]
         first_id, before = self.lease_id, consumer.cursor
         self.lease_id = (self.lease_id + len(seqs)) & ID_MASK
@@ -434,29 +437,29 @@ class Leases(Writes, Queries):
                 self.log_event(log, event)
             consumer.apply(event)
         consumer.note_cursor_moved(before, seqs)
-        self._prune_skipped(log, consumer, before, consumer.cursor)
+        self.prune_skipped(log, consumer, before, consumer.cursor)
         if command.connection and acks:
             consumer.attach(command.connection, seqs)
         ids = [(first_id + i) & ID_MASK for i in range(len(seqs))] if acks else [0] * len(seqs)
-        result = self._claimed(log, consumer, tombstone)
+        result = self.claimed(log, consumer, tombstone)
         result.page, result.lease_ids = page, ids
         result.deadlines, result.deliveries = deadlines, deliveries
-        log.last_read_ts = self.now_ms
+        log.last_read_ts = self.state.now_ms
         if durable:
-            self.add_op(Op(log, token, result, unordered=True))
+            self.state.add_op(Op(log, token, result, unordered=True))
             if not acks:
                 self._prune(log, seqs)
         else:
-            self.ready.append((token, result))
+            self.state.ready.append((token, result))
 
-    def _claimed(self, log: TopicLog, consumer: Consumer, tombstone: Tombstone | None = None) -> con.Claimed:
+    def claimed(self, log: TopicLog, consumer: Consumer, tombstone: Tombstone | None = None) -> con.Claimed:
         """An empty reply to a claim."""
         ready = self.ready_count(log, consumer)
         return con.Claimed(log.name, consumer.name, empty_page(log), [], [], [], ready, tombstone)
 
     def log_event(self, log: TopicLog, event: Event) -> None:
-        self.add_frame(frames.encode_control(frames.LEASE, log.id, self.now_ms, event))
-        self.touched[log.id] = log
+        self.state.add_frame(frames.encode_control(frames.LEASE, log.id, self.state.now_ms, event))
+        self.state.touched[log.id] = log
 
     # -- exhausted deliveries ------------------------------------------------------------------------------
 
@@ -470,23 +473,23 @@ class Leases(Writes, Queries):
                 reason_key = consumer.entries[seq].dead_letter or (policy.max_deliver, "")
                 by_reason.setdefault(reason_key, []).append(seq)
             for (deliveries, reason), part in by_reason.items():
-                self._move(log, consumer, part, policy.dead_letter, deliveries, reason)
+                self.move(log, consumer, part, policy.dead_letter, deliveries, reason)
             return
-        self.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
+        self.state.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
         event = Event(consumer.name, GIVEN_UP, seqs)
         self.log_event(log, event)
         consumer.apply(event)
         op = Op(log)
-        self._prune_into(log, seqs, op)
-        self.count_live(op)
-        self.add_op(op)
+        self.prune_into(log, seqs, op)
+        self.state.count_live(op)
+        self.state.add_op(op)
 
-    def _move(
+    def move(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], target: str, deliveries: int, reason: str
     ) -> None:
         """Mark records as dead letters; they may be sent once this is synced."""
         assert log.consumers is not None
-        self.reserve(CONTROL_BYTES + len(target) + len(reason) * 4 + len(seqs) * SEQ_BYTES)
+        self.state.reserve(CONTROL_BYTES + len(target) + len(reason) * 4 + len(seqs) * SEQ_BYTES)
         counts = [deliveries or consumer.entries[seq].deliveries for seq in seqs]
         number = log.consumers.next_dead_letter
         event = Event(
@@ -494,7 +497,7 @@ class Leases(Writes, Queries):
         )
         self.log_event(log, event)
         log.consumers.apply(event)
-        self.add_op(Op(log, sync=True, dead_letters=log.consumers.next_dead_letter - 1))
+        self.state.add_op(Op(log, sync=True, dead_letters=log.consumers.next_dead_letter - 1))
 
     def note_dead_letters(self, log: TopicLog, *commands: con.MovesDeadLetters) -> None:
         """Tell these commands which dead letters they have caused, so that their replies can wait for those."""
@@ -502,24 +505,24 @@ class Leases(Writes, Queries):
         for command in commands:
             command.last_dead_letter, command.dead_letters_ms = (
                 log.consumers.next_dead_letter - 1,
-                self.clock.mono_ms,
+                self.state.clock.mono_ms,
             )
 
     # -- retention by interest -----------------------------------------------------------------------------
 
     def _prune(self, log: TopicLog, seqs: list[int]) -> None:
         op = Op(log)
-        self._prune_into(log, seqs, op)
+        self.prune_into(log, seqs, op)
         if op.count:
-            self.count_live(op)
-            self.add_op(op)
+            self.state.count_live(op)
+            self.state.add_op(op)
 
-    def _prune_skipped(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> None:
+    def prune_skipped(self, log: TopicLog, consumer: Consumer, first: int, stop: int) -> None:
         """Prune records that the cursor has skipped: the filter may have been the reason to keep them."""
         if consumer.filter is not None and log.config.retention == "interest" and first < stop:
             self._prune_range(log, first, stop, None)
 
-    def _prune_settled(self, log: TopicLog, op: Op | None) -> None:
+    def prune_settled(self, log: TopicLog, op: Op | None) -> None:
         """Prune records that every consumer has passed."""
         named = log.consumers.named.values() if log.consumers is not None else ()
         if log.config.retention == "interest" and named:
@@ -534,12 +537,12 @@ class Leases(Writes, Queries):
             into = op if op is not None else Op(log)
             self._delete_unneeded(log, live_seqs(log, first, stop), into)
             if op is None and into.count:
-                self.count_live(into)
-                self.add_op(into)
+                self.state.count_live(into)
+                self.state.add_op(into)
             return
-        self._prune_later(log, PruneRequest(first, stop), op)
+        self.prune_later(log, PruneRequest(first, stop), op)
 
-    def _prune_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
+    def prune_into(self, log: TopicLog, seqs: list[int], op: Op) -> None:
         """Delete those of these records that the topic's retention no longer keeps.
 
         If that takes longer than a turn allows, the op's reply waits for it.
@@ -554,9 +557,9 @@ class Leases(Writes, Queries):
         elif len(seqs) * len(log.consumers.named) <= PRUNE_INLINE_MAX:
             self._delete_unneeded(log, np.array(seqs, dtype=np.uint64), op)
         else:
-            self._prune_later(log, PruneRequest(seqs[0], seqs[-1] + 1, seqs), op)
+            self.prune_later(log, PruneRequest(seqs[0], seqs[-1] + 1, seqs), op)
 
-    def _prune_later(self, log: TopicLog, request: PruneRequest, op: Op | None) -> None:
+    def prune_later(self, log: TopicLog, request: PruneRequest, op: Op | None) -> None:
         assert log.consumers is not None
         queue = log.consumers.pruning
         if op is not None and op.token is not None:
@@ -568,20 +571,20 @@ class Leases(Writes, Queries):
             last.first, last.stop = min(last.first, request.first), max(last.stop, request.stop)
         else:
             queue.append(request)
-        self.pruning[log.id] = log
+        self.state.pruning[log.id] = log
 
     def run_pruning(self) -> None:
         """Do one turn's share of pruning."""
         left = PRUNE_PER_TURN
         pending: dict[int, TopicLog] = {}
-        while left > 0 and self.pruning and self.read_only is None:
-            log = self.pruning.pop(next(iter(self.pruning)))
+        while left > 0 and self.state.pruning and self.state.read_only is None:
+            log = self.state.pruning.pop(next(iter(self.state.pruning)))
             assert log.consumers is not None
             queue = log.consumers.pruning
             left -= 1
             try:
                 if not log.dropped:
-                    self._touch(log)
+                    self.state.touch(log)
                     left -= self._prune_slice(log, queue[0])
             except UpkeepPending:
                 pending[log.id] = log
@@ -592,24 +595,24 @@ class Leases(Writes, Queries):
             while queue and (log.dropped or queue[0].work is None):
                 done = queue.popleft()
                 if done.answer is not None:
-                    self.add_op(done.answer)
+                    self.state.add_op(done.answer)
                 if not log.dropped:
                     break
             if queue:
-                self.pruning[log.id] = log
-        self.pruning |= pending
+                self.state.pruning[log.id] = log
+        self.state.pruning |= pending
 
     def end_pruning(self, error: TopicsError | None = None) -> None:
         """Stop pruning: the shard stops or is read-only. The rest is checked after a restart."""
-        for log in self.pruning.values():
+        for log in self.state.pruning.values():
             assert log.consumers is not None
             for request in log.consumers.pruning:
                 if request.answer is not None and error is None:
-                    self.add_op(request.answer)
+                    self.state.add_op(request.answer)
                 elif request.answer is not None:
-                    self.ready.append((request.answer.token, error))
+                    self.state.ready.append((request.answer.token, error))
             log.consumers.pruning.clear()
-        self.pruning = {}
+        self.state.pruning = {}
 
     def _prune_slice(self, log: TopicLog, request: PruneRequest) -> int:
         """Do one slice; `work` is None when the request is done."""
@@ -642,8 +645,8 @@ class Leases(Writes, Queries):
             op = Op(log)
             self._delete_live(log, gone, op)
             if op.count:
-                self.count_live(op)
-                self.add_op(op)
+                self.state.count_live(op)
+                self.state.add_op(op)
                 yield 4 * len(gone)
 
     def _unneeded_steps(self, log: TopicLog, seqs: Seqs) -> Generator[int, None, Seqs]:
@@ -674,9 +677,9 @@ class Leases(Writes, Queries):
 
     def _delete_live(self, log: TopicLog, seqs: Seqs, op: Op) -> None:
         ranges = ranges_of(seqs[log.are_live(seqs)])
-        if ranges and self.has_room(CONTROL_BYTES + len(ranges) * SEQ_BYTES):
-            self._log_delete(log, ranges, op)
-            self.touched[log.id] = log
+        if ranges and self.state.has_room(CONTROL_BYTES + len(ranges) * SEQ_BYTES):
+            self.appends.log_delete(log, ranges, op)
+            self.state.touched[log.id] = log
 
 
 def slice_budget(progress: SliceProgress) -> int:

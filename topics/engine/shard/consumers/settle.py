@@ -12,10 +12,11 @@ from itertools import islice
 from topics.api import limits
 from topics.api.errors import ConsumerNotFound, InvalidRequest
 from topics.engine.commands import consumers as con
+from topics.engine.shard.appends import Appends
 from topics.engine.shard.consumers.claims import Claims, WaitingClaim
-from topics.engine.shard.consumers.leases import SEQ_BYTES, DeliveryPolicy, is_durable, policy_of
+from topics.engine.shard.consumers.leases import SEQ_BYTES, DeliveryPolicy, Leases, is_durable, policy_of
 from topics.engine.shard.long_commands import Work
-from topics.engine.shard.staging import CONTROL_BYTES, as_ranges
+from topics.engine.shard.state import CONTROL_BYTES, ShardState, as_ranges
 from topics.engine.topic.consumer import (
     ACKED,
     EXTENDED,
@@ -31,18 +32,25 @@ from topics.engine.topic.log import Op, TopicLog
 SETTLED_PER_SLICE = 500  # leases per slice of a command that settles many without naming them
 
 
-class Settling(Claims):
+class Settlement:
+    def __init__(self, state: ShardState, appends: Appends, leases: Leases, claims: Claims) -> None:
+        self.state = state
+        self.appends = appends
+        self.leases = leases
+        self.claims = claims
+        state.handlers |= {con.Settle: self._settle, con.Release: self._release}
+
     def _settle(self, token: object, command: con.Settle) -> None:
-        log, consumer = self._find_consumer(command.topic, command.consumer)
-        self._check_writable()
-        consumer.process_timeouts(self.now_ms)
-        consumer.active_ms = self.now_ms
+        log, consumer = self.leases.find_consumer(command.topic, command.consumer)
+        self.state.check_writable()
+        consumer.process_timeouts(self.state.now_ms)
+        consumer.active_ms = self.state.now_ms
         held, skipped = self._held(consumer, command)
         is_all = command.kind == "ack" and consumer.config.ack == "all" and bool(consumer.name)
         if held and is_all:
             if len(consumer.entries) > limits.CLAIM_MAX:
                 work = self._ack_up_to(token, command, log, consumer, max(held), skipped)
-                self.long.start(token, command, log, work)
+                self.state.long.start(token, command, log, work)
                 return
             held = pending_up_to(consumer, consumer.entries, max(held))
         policy = policy_of(log.config, consumer)
@@ -59,23 +67,23 @@ class Settling(Claims):
         else:
             self._extend(log, consumer, held, command, op)
         if number != log.consumers.next_dead_letter:
-            self.note_dead_letters(log, command)
-        self.count_live(op)
+            self.leases.note_dead_letters(log, command)
+        self.state.count_live(op)
         self._finish_settle(log, consumer, op, result)
 
     def _finish_settle(self, log: TopicLog, consumer: Consumer, op: Op, result: con.Settled) -> None:
         """Add the consumer's counts to the reply. If they are not known yet, the reply waits, but the change does not."""
-        if self.is_behind(log, consumer):
+        if self.leases.is_behind(log, consumer):
             if op.token is not None:
                 consumer.pending_replies.append(
                     Op(log, op.token, result, sync=op.sync, unordered=op.unordered)
                 )
                 op.token = None
-            self.claims_due[id(consumer)] = log, consumer
+            self.leases.claims_due[id(consumer)] = log, consumer
         else:
-            result.ready, result.in_flight = self.ready_count(log, consumer), consumer.in_flight
-            self._wake_claims(log, consumer)
-        self.add_op(op)
+            result.ready, result.in_flight = self.leases.ready_count(log, consumer), consumer.in_flight
+            self.claims.wake_claims(log, consumer)
+        self.state.add_op(op)
 
     def _ack_up_to(
         self,
@@ -90,14 +98,14 @@ class Settling(Claims):
         result = con.Settled(command.topic, consumer.name, command.kind, 0, skipped, 0, 0)
         pending = list(consumer.entries)
         for start in range(0, len(pending), SETTLED_PER_SLICE):
-            self._check_writable()
+            self.state.check_writable()
             if consumer.dropped:
                 raise ConsumerNotFound(log.name, consumer.name)
             seqs = pending_up_to(consumer, pending[start : start + SETTLED_PER_SLICE], last)
             op = Op(log, None, result)
             self._ack(log, consumer, seqs, op)
-            self.count_live(op)
-            self.add_op(op)
+            self.state.count_live(op)
+            self.state.add_op(op)
             result.count += len(seqs)
             yield 2 * SETTLED_PER_SLICE
         op = Op(log, token, result, sync=result.synced)
@@ -114,7 +122,7 @@ class Settling(Claims):
             if (
                 entry is not None
                 and entry.state == LEASED
-                and entry.until_ms >= self.now_ms
+                and entry.until_ms >= self.state.now_ms
                 and entry.node == node
                 and (not lease_id or entry.id == lease_id)
                 and seq not in held
@@ -133,16 +141,16 @@ class Settling(Claims):
         op.result.synced = op.sync
         if not consumer.name:
             ranges = as_ranges(sorted(seqs))
-            self.reserve(CONTROL_BYTES + len(ranges) * SEQ_BYTES)
-            self._log_delete(log, ranges, op)
+            self.state.reserve(CONTROL_BYTES + len(ranges) * SEQ_BYTES)
+            self.appends.log_delete(log, ranges, op)
             consumer.counters.acked += len(seqs)
-            self.touched[log.id] = log
+            self.state.touched[log.id] = log
             return
-        self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
+        self.state.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
         event = Event(consumer.name, ACKED, seqs)
-        self.log_event(log, event)
+        self.leases.log_event(log, event)
         consumer.apply(event)
-        self._prune_into(log, seqs, op)
+        self.leases.prune_into(log, seqs, op)
 
     def _nack(
         self,
@@ -157,10 +165,10 @@ class Settling(Claims):
             if policy.dead_letter is None:
                 raise InvalidRequest("no dead_letter is configured; set one, or use kind retry")
             if seqs:
-                self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
+                self.leases.move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
             op.unordered = not seqs
             return
-        due_ms = self.now_ms + command.delay_ms if command.delay_ms else 0
+        due_ms = self.state.now_ms + command.delay_ms if command.delay_ms else 0
         deliveries: list[int] = []
         if command.nack == "release":
             deliveries = [consumer.entries[seq].deliveries - 1 for seq in seqs]
@@ -171,10 +179,10 @@ class Settling(Claims):
 
     def _return_leases(self, log: TopicLog, consumer: Consumer, event: Event) -> None:
         if event.seqs and is_durable(log.config, consumer):
-            self.reserve(CONTROL_BYTES + len(event.seqs) * SEQ_BYTES)
-            self.log_event(log, event)
+            self.state.reserve(CONTROL_BYTES + len(event.seqs) * SEQ_BYTES)
+            self.leases.log_event(log, event)
         consumer.apply(event)
-        self._wake_claims(log, consumer)
+        self.claims.wake_claims(log, consumer)
 
     def _term(
         self,
@@ -192,22 +200,22 @@ class Settling(Claims):
             op.unordered = True
             return
         if policy.dead_letter is not None:
-            self._move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
+            self.leases.move(log, consumer, seqs, policy.dead_letter, 0, command.reason)
             return
         op.sync = log.config.durability == "fsync"
-        self.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
+        self.state.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
         event = Event(consumer.name, GIVEN_UP, seqs, reason=command.reason)
-        self.log_event(log, event)
+        self.leases.log_event(log, event)
         consumer.apply(event)
-        self._prune_into(log, seqs, op)
+        self.leases.prune_into(log, seqs, op)
 
     def _extend(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, op: Op
     ) -> None:
-        event = Event(consumer.name, EXTENDED, seqs, self.now_ms + command.lease_ms)
+        event = Event(consumer.name, EXTENDED, seqs, self.state.now_ms + command.lease_ms)
         if seqs and is_durable(log.config, consumer):
-            self.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
-            self.log_event(log, event)
+            self.state.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
+            self.leases.log_event(log, event)
         consumer.apply(event)
         assert isinstance(op.result, con.Settled)
         op.result.deadlines = dict.fromkeys(seqs, event.until_ms)
@@ -215,37 +223,37 @@ class Settling(Claims):
 
     def _release(self, token: object, command: con.Release) -> None:
         """A connection has closed: return its leases. Logged only if leases are durable."""
-        log = self.published.get(command.topic)
+        log = self.state.published.get(command.topic)
         consumer = (
             log.consumers.find(command.consumer) if log is not None and log.consumers is not None else None
         )
         if log is None or consumer is None:
-            self.ready.append((token, con.Released(command.topic, 0)))
+            self.state.ready.append((token, con.Released(command.topic, 0)))
             return
         claim = consumer.parked.get(command.connection)
         if claim is not None:
             assert isinstance(claim, WaitingClaim)
-            self._unpark_claim(claim)
-        self.cold.withdraw_connection(command.connection)
-        consumer.active_ms = self.now_ms
-        consumer.process_timeouts(self.now_ms)
+            self.claims.unpark_claim(claim)
+        self.state.cold.withdraw_connection(command.connection)
+        consumer.active_ms = self.state.now_ms
+        consumer.process_timeouts(self.state.now_ms)
         work = self._release_steps(token, command, log, consumer)
         if consumer.leases_of(command.connection) <= SETTLED_PER_SLICE:
             next(work, None)
         else:
-            self.long.start(token, command, log, work, refusable=False)  # no client would retry it
+            self.state.long.start(token, command, log, work, refusable=False)  # no client would retry it
 
     def _release_steps(self, token: object, command: con.Release, log: TopicLog, consumer: Consumer) -> Work:
         released = 0
         while held := consumer.connections.get(command.connection):
             seqs = sorted(islice(held, SETTLED_PER_SLICE))
             released += len(seqs)
-            if self.read_only is not None or consumer.dropped:
+            if self.state.read_only is not None or consumer.dropped:
                 break
             self._return_leases(log, consumer, Event(consumer.name, RETURNED, seqs))
             if consumer.leases_of(command.connection):
                 yield 2 * SETTLED_PER_SLICE
-        self.add_op(Op(log, token, con.Released(command.topic, released), unordered=True))
+        self.state.add_op(Op(log, token, con.Released(command.topic, released), unordered=True))
 
 
 def pending_up_to(consumer: Consumer, seqs: Iterable[int], last: int) -> list[int]:

@@ -1,7 +1,8 @@
-"""The staged group: frames for the next log envelope, ops to publish once it is written, replies to send.
+"""The state of one shard: its topics, staged and published, and the group being staged.
 
-Shared by all command handlers: finding topics, loading and expiring them, reserving log space, publishing. The commands
-themselves are in appends.py, reads.py and the modules built on them.
+Commands are decided on the staged state. What they stage is in `frames` (the bytes of the next log entry), `ops` (changes to
+publish once that entry is written, or synced) and `ready` (replies that wait for neither); the engine commits. Features handle
+the commands: they register in `handlers` and `events`, and the state knows none of them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, TypeAlias, get_args
 
 from sortedcontainers import SortedList
 
@@ -61,6 +62,9 @@ class EraseRequest:
     result: cmd.Deleted | None
 
 
+Handler: TypeAlias = Callable[[object, Any], None]
+
+
 class Postpone(Exception):
     """Raised by a read that must be retried once the topic's pending changes are published."""
 
@@ -69,7 +73,7 @@ class Postpone(Exception):
         self.log = log
 
 
-class Staging:
+class ShardState:
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, boot_id: str) -> None:
         self.config = config
         self.events = ShardEvents()
@@ -117,7 +121,7 @@ class Staging:
         self.time_ceilings: list[tuple[int, int]] = []  # (lsn, ceiling), not yet synced
         self.seq_ceilings: list[tuple[int, TopicLog, int]] = []
         self._new_time_ceiling = 0
-        self._new_seq_ceilings: list[tuple[TopicLog, int]] = []
+        self.new_seq_ceilings: list[tuple[TopicLog, int]] = []
         self.written_lsn = 0
         self.synced_lsn = 0
         self.publishing_lsn = 0  # log position that covers the op being published
@@ -137,8 +141,8 @@ class Staging:
         self.trimming: dict[int, TopicLog] = {}  # topics being trimmed to a new cap_per_tag
         self.pruning: dict[int, TopicLog] = {}  # topics with records that no consumer may need any more
         self.waiter_heap: list[tuple[int, int, Waiter]] = []
-        self._waiter_count = 0
-        self._waiting = 0  # unanswered waiters
+        self.waiter_count = 0
+        self.waiting = 0  # unanswered waiters
         self.erase_requests: list[EraseRequest] = []
         self.dropped_topics: list[TopicLog] = []  # dropped topics whose files are not removed yet
         self.loader: Callable[[TopicLog], None] = lambda log: None
@@ -147,7 +151,7 @@ class Staging:
         self.upkeep = Upkeep(self._upkeep_steps)
         self.counters: dict[str, int] = {}
         self._command: cmd.Command | None = None  # being handled
-        self.handlers: dict[type, Callable[[object, Any], None]] = {}
+        self.handlers: dict[type, Handler] = {}  # by command type; features add theirs
         self.long = LongCommands(self._before_slice, self._handle_error)
 
     # -- turns and groups ----------------------------------------------------------------------------------
@@ -157,10 +161,10 @@ class Staging:
         self.long.begin_turn()
         self.upkeep.begin_turn()
         late = now_ms + limits.TIME_CEILING_STEP_MS // 2 > self.time_ceiling_ms
-        if busy and late and not self.read_only and self._has_control_room():
+        if busy and late and not self.read_only and self.has_control_room():
             self.stage_time_ceiling(now_ms + limits.TIME_CEILING_STEP_MS)
 
-    def _has_control_room(self) -> bool:
+    def has_control_room(self) -> bool:
         try:
             return self.has_room(CONTROL_BYTES)
         except ShardReadOnly:  # just became read-only: each request of this turn gets that error
@@ -194,6 +198,22 @@ class Staging:
                 moved[log.id] = log
                 log.shift_rows(first, shift, file_number)
         self.file_number, self.frame_offset = file_number, frame_offset
+
+    def wrap(self, command: type, handler: Handler) -> Handler:
+        """Let a feature handle a command first. Returns the handler with which it continues."""
+        inner = self.handlers[command]
+        self.handlers[command] = handler
+        return inner
+
+    def check_invariants(self) -> None:
+        for log in self.by_id.values():
+            log.check()
+        for check in self.events.checked:
+            check()
+        total = sum(log.bytes for log in self.staged.values())
+        assert total == self.bytes_live, (total, self.bytes_live)
+        records = sum(log.count for log in self.staged.values())
+        assert records == self.records_live, (records, self.records_live)
 
     def handle(self, token: object, command: cmd.Command) -> None:
         self._command = command
@@ -253,13 +273,13 @@ class Staging:
             return
         if long.log.dropped or long.log.view.dropped:
             raise TopicNotFound(long.log.name)
-        self._touch(long.log)
+        self.touch(long.log)
 
     def _wait_for_cold(self, token: object, command: cmd.Command, miss: ColdMiss) -> None:
         """Retry the command once the cold blocks are fetched. The first attempt has changed nothing."""
 
         def resume(error: TopicsError | None) -> None:
-            if error is None or self._is_outdated(miss):
+            if error is None or self.is_outdated(miss):
                 self.handle(token, command)
             else:
                 self.ready.append((token, error))
@@ -269,7 +289,7 @@ class Staging:
         except TopicsError as error:
             self.ready.append((token, error))
 
-    def _is_outdated(self, miss: ColdMiss) -> bool:
+    def is_outdated(self, miss: ColdMiss) -> bool:
         """Whether a segment of a failed fetch was replaced or removed since, so that a retry makes sense."""
         for topic_id, first_seq, generation in (want.segment for want in miss.wants):
             log = self.by_id.get(topic_id)
@@ -296,9 +316,9 @@ class Staging:
         if self._new_time_ceiling:
             self.time_ceilings.append((lsn, self._new_time_ceiling))
             self._new_time_ceiling = 0
-        if self._new_seq_ceilings:
-            self.seq_ceilings += [(lsn, log, ceiling) for log, ceiling in self._new_seq_ceilings]
-            self._new_seq_ceilings = []
+        if self.new_seq_ceilings:
+            self.seq_ceilings += [(lsn, log, ceiling) for log, ceiling in self.new_seq_ceilings]
+            self.new_seq_ceilings = []
 
     def track_synced_head(self, log: TopicLog) -> None:
         """From now on keep `log.synced_head` up to date: the head that no crash can undo."""
@@ -417,8 +437,8 @@ class Staging:
             self._count_class(log, 1)
             self.published[log.name] = log
             self.names.add(log.name)
-            for call in self.events.topic_published:
-                call(log.name)
+            for tell in self.events.topic_published:
+                tell(log.name)
         else:
             self.classes_changed()
 
@@ -445,26 +465,26 @@ class Staging:
 
     # -- finding topics ------------------------------------------------------------------------------------
 
-    def _for_write(self, name: str) -> TopicLog | None:
+    def for_write(self, name: str) -> TopicLog | None:
         log = self.staged.get(name)
         if log is not None:
-            self._touch(log)
+            self.touch(log)
         return log
 
-    def _for_read(self, name: str) -> TopicLog:
+    def for_read(self, name: str) -> TopicLog:
         log = self.published.get(name)
         if log is None:
-            self._check_log_complete()
+            self.check_log_complete()
             raise TopicNotFound(name)
-        self._touch(log)
-        self._postpone_if_expiring(log)
+        self.touch(log)
+        self.postpone_if_expiring(log)
         return log
 
     def loaded_topic(self, name: str) -> TopicLog:
         """A published topic with its deferred replay applied: otherwise a watcher would miss those changes."""
         log = self.published.get(name)
         if log is None:
-            self._check_log_complete()
+            self.check_log_complete()
             raise TopicNotFound(name)
         if log.deferred:
             try:
@@ -473,18 +493,18 @@ class Staging:
                 raise TopicsError(f"a file could not be read: {error}") from error
         return log
 
-    def _check_log_complete(self) -> None:
+    def check_log_complete(self) -> None:
         """Refuse a read of the newest records if the end of the log is missing: records before the damage are readable."""
         if self.cut_off and self.read_only is not None:
             raise ShardReadOnly(self.read_only)
 
     @staticmethod
-    def _postpone_if_expiring(log: TopicLog) -> None:
+    def postpone_if_expiring(log: TopicLog) -> None:
         """Retry a read later while expired records are staged but not published: it must not return them."""
         if log.expiring:
             raise Postpone(log)
 
-    def _touch(self, log: TopicLog) -> None:
+    def touch(self, log: TopicLog) -> None:
         """Load a topic and expire its records. Raises UpkeepPending if that takes longer than this turn allows."""
         if log.stored is not None or log.deferred:
             self._do_upkeep(log)
@@ -564,7 +584,7 @@ class Staging:
         else:
             log.publish(op)
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
         if self.read_only is not None:
             raise ShardReadOnly(self.read_only)
 
@@ -577,7 +597,7 @@ class Staging:
             segment_max_bytes=self.config.segment_max_bytes,
         )
 
-    def _answer(self, token: object, result: object, log: TopicLog, *, held: bool = False) -> None:
+    def answer(self, token: object, result: object, log: TopicLog, *, held: bool = False) -> None:
         """Reply now, or hold the reply until what it depends on is published (`held`) or synced (the time)."""
         unsafe_time = (log.config.ttl_ms or log.expiries) and self.now_ms > self.time_ceiling_synced_ms
         if (held or unsafe_time) and self.read_only is None:
