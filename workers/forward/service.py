@@ -17,7 +17,7 @@ from functools import partial
 
 from topics.engine.commands import forwards as fwd
 from topics.engine.runtime.engine import Engine
-from topics.engine.shard.state_machine import Shard
+from topics.engine.shard.shard import Shard
 from topics.link import wire
 from topics.link.reports import ShardReport
 from workers.forward import messages

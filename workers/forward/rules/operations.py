@@ -166,7 +166,7 @@ class RuleOperations:
 
     def _make(self, spec: ForwardSpec) -> SubSteps:
         self._require_up([shard_of(spec.forward.dest, self._shards), *self._source_shards(spec.forward)])
-        forward = _replace(spec.forward, uid=self._engine.shard.forwards.forward_uid + 1)
+        forward = _replace(spec.forward, uid=self._engine.shard.forwards.last_uid + 1)
         yield PutForward(forward)
         yield from self._build(forward, create_dest=spec.create_dest)
 
