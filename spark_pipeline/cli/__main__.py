@@ -18,7 +18,7 @@ commands:
   scrub       compare every cold record with its digest
   export      write cold records as Parquet files, by topic and day
   report      figures and charts of topics: a page, a Parquet file, JSON
-  schedule    run jobs at their times, or print them for systemd, Kubernetes, cron and Airflow
+  schedule    run jobs on a schedule, or print them for systemd or cron
   status      how scheduled jobs went
 
 options:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-import topics
 from spark_pipeline.cli.arguments import CANNOT, OK, add_output, parser_of, told
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.schedule.config import Schedule, default_state, load
@@ -19,8 +18,6 @@ from spark_pipeline.schedule.runner import Scheduler, SystemClock, obey_signals
 from spark_pipeline.schedule.state import State, StateFile
 from spark_pipeline.schedule.work import Work
 from topics.cli.formatting import format_time, printable, table
-
-IMAGE = f"topics-spark:{topics.__version__}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -34,14 +31,6 @@ def main(argv: Sequence[str]) -> int:
     out.add_argument("--form", choices=FORMS, required=True)
     out.add_argument(
         "--program", default="topics-spark", metavar="path", help="for systemd and cron [topics-spark]"
-    )
-    out.add_argument("--image", default=IMAGE, help=f"for Kubernetes [{IMAGE}]")
-    out.add_argument(
-        "--volume",
-        action="append",
-        default=[],
-        metavar="claim=path",
-        help="for Kubernetes: a claim that the jobs see",
     )
     for one in (run, out):
         one.add_argument("--config", required=True, metavar="file", help="TOML; see docs/spark.md")
@@ -95,16 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _emit(arguments: argparse.Namespace) -> int:
     schedule = load(arguments.config)
-    print(
-        emit(
-            schedule,
-            arguments.form,
-            program=arguments.program,
-            image=arguments.image,
-            claims=arguments.volume,
-        ),
-        end="",
-    )
+    print(emit(schedule, arguments.form, program=arguments.program), end="")
     return OK
 
 

@@ -1,10 +1,9 @@
-"""The same jobs for other schedulers: units of systemd, CronJobs of Kubernetes, lines of a crontab, DAGs of Airflow."""
+"""The jobs of a schedule as systemd units or crontab lines."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from cronsim import CronSim
@@ -12,20 +11,14 @@ from cronsim import CronSim
 from spark_pipeline.schedule.config import BadSchedule, Job, Schedule
 from spark_pipeline.schedule.timing import Cron
 
-FORMS = ("systemd", "kubernetes", "cron", "airflow")
+FORMS = ("systemd", "cron")
 _WEEKDAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat")
 
 
-def emit(schedule: Schedule, form: str, *, program: str, image: str, claims: Sequence[str] = ()) -> str:
-    """`claims` are volumes of Kubernetes, as NAME=PATH."""
+def emit(schedule: Schedule, form: str, *, program: str) -> str:
     if form == "cron":
         return _crontab(schedule, program)
-    if form == "systemd":
-        return "\n".join(_systemd(schedule, job, program) for job in schedule.jobs)
-    if form == "airflow":
-        return _airflow(schedule, program)
-    mounts = [_mount(claim) for claim in claims]
-    return "".join(_kubernetes(schedule, job, image, mounts) for job in schedule.jobs)
+    return "\n".join(_systemd(schedule, job, program) for job in schedule.jobs)
 
 
 def _crontab(schedule: Schedule, program: str) -> str:
@@ -43,42 +36,6 @@ def _crontab(schedule: Schedule, program: str) -> str:
             f"{job.cron.text} flock --nonblock /tmp/topics-spark-{job.name}.lock {command}",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _airflow(schedule: Schedule, program: str) -> str:
-    jobs = ""
-    for job in schedule.jobs:
-        # Commands are templates there; and one that ends with .sh would be a file of one, but for the space.
-        command = f"{{% raw %}}{shlex.join([program, *schedule.command_of(job)])}{{% endraw %}} "
-        jobs += f"    {job.name!r}: ({job.cron.text!r}, {command!r}),\n"
-    return f"""\
-# A DAG for each job, for the dags folder of Airflow. Times are UTC.
-# The key of the server: {schedule.settings.token_env}=… in the environment of its workers.
-from datetime import datetime, timezone
-
-from airflow import DAG
-
-try:
-    from airflow.providers.standard.operators.bash import BashOperator
-except ImportError:  # Airflow 2
-    from airflow.operators.bash import BashOperator
-
-JOBS = {{
-{jobs}}}
-
-for name, (cron, command) in JOBS.items():
-    with DAG(
-        f"topics-spark-{{name}}",
-        schedule=cron,
-        start_date=datetime(2026, 1, 1, tzinfo=timezone.utc),
-        catchup=False,
-        max_active_runs=1,
-        tags=["topics"],
-    ) as dag:
-        # 4: somebody else is at it, which is no failure.
-        BashOperator(task_id="run", bash_command=command, skip_on_exit_code=4)
-    globals()[dag.dag_id] = dag
-"""
 
 
 # ── systemd ───────────────────────────────────────────────────────────────────────────
@@ -139,56 +96,3 @@ def on_calendar(cron: Cron) -> list[str]:
 
 def _set(values: set[int], every: int) -> str:
     return "*" if len(values) == every else ",".join(f"{value:02d}" for value in sorted(values))
-
-
-# ── Kubernetes ────────────────────────────────────────────────────────────────────────
-
-
-def _mount(claim: str) -> tuple[str, str]:
-    name, _, path = claim.partition("=")
-    if not name or not path.startswith("/"):
-        raise BadSchedule(f"{claim!r} is no volume; one looks like topics-cold=/data/cold")
-    return name, path
-
-
-def _kubernetes(schedule: Schedule, job: Job, image: str, mounts: Sequence[tuple[str, str]]) -> str:
-    # Strings of JSON are strings of YAML, too.
-    quote = json.dumps
-    arguments = "".join(f"\n                - {quote(word)}" for word in schedule.command_of(job))
-    volumes = mounted = ""
-    if mounts:
-        mounted = "\n              volumeMounts:" + "".join(
-            f"\n                - {{name: {quote(name)}, mountPath: {quote(path)}}}" for name, path in mounts
-        )
-        volumes = "\n          volumes:" + "".join(
-            f"\n            - {{name: {quote(name)}, persistentVolumeClaim: {{claimName: {quote(name)}}}}}"
-            for name, _ in mounts
-        )
-    token = schedule.settings.token_env
-    return f"""\
----
-apiVersion: batch/v1
-kind: CronJob
-metadata:
-  name: topics-spark-{job.name[:39].rstrip("-")}
-spec:
-  schedule: {quote(job.cron.text)}
-  timeZone: Etc/UTC
-  concurrencyPolicy: Forbid
-  startingDeadlineSeconds: {int(job.window_s)}
-  jobTemplate:
-    spec:
-      backoffLimit: 2
-      template:
-        spec:
-          restartPolicy: Never
-          securityContext: {{runAsUser: 10001, runAsGroup: 10001, fsGroup: 10001}}
-          containers:
-            - name: topics-spark
-              image: {quote(image)}
-              args:{arguments}
-              env:
-                - {{name: HOME, value: /tmp}}
-                - name: {quote(token)}
-                  valueFrom: {{secretKeyRef: {{name: topics, key: token, optional: true}}}}{mounted}{volumes}
-"""
