@@ -1,10 +1,10 @@
-# Sourced by the other scripts: goes to the project root and puts an up-to-date virtual environment first on the PATH.
+# Sourced by the other scripts: changes to the project root and puts an up-to-date virtual environment first on the PATH.
 #
-# The environment is .venv in the project root. A stamp in it names what it was built from (pyproject.toml, the
-# interpreter, the place of the tree); while that still holds, nothing is run and the caller starts at once.
-# PYTHON=/path/to/python chooses another interpreter, 3.11 or later.
+# The environment is .venv in the project root. A stamp in it records what it was built from (pyproject.toml, the
+# interpreter, the path of the checkout); if that is unchanged, the caller starts at once.
+# PYTHON=/path/to/python selects another interpreter, 3.11 or later.
 #
-# A caller that only runs what there is sets TOPICS_NEEDS=server before: what developers need is three times as much.
+# Callers that only run the server set TOPICS_NEEDS=server first: the developer packages are three times as large.
 
 TOPICS_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 TOPICS_VENV="$TOPICS_ROOT/.venv"
@@ -22,18 +22,18 @@ _is_recent_python() {
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
 }
 
-# Silent unless it fails. Another installation that is under way is waited for.
+# Silent unless it fails. Waits for another running installation.
 _apt_install() {
     [[ "$(id -u)" == 0 ]] && command -v apt-get >/dev/null || return 1
     _say "installing $*"
-    local said
-    said="$({ _apt_get install -y "$@" || { _apt_get update && _apt_get install -y "$@"; }; } 2>&1)" ||
-        { printf '%s\n' "$said" >&2; return 1; }
+    local output
+    output="$({ _apt_get install -y "$@" || { _apt_get update && _apt_get install -y "$@"; }; } 2>&1)" ||
+        { printf '%s\n' "$output" >&2; return 1; }
 }
 
 _apt_get() { DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
 
-# The project with its extra $1 into the environment.
+# Install the project with its extra $1 into the environment.
 _install_packages() {
     if command -v uv >/dev/null; then
         uv pip install -q --python "$TOPICS_VENV/bin/python" -e ".[$1]" >&2
@@ -58,15 +58,14 @@ _find_python() {
     return 1
 }
 
-# What a finished environment made from interpreter $1 carries in its stamp.
+# The stamp of a complete environment built with interpreter $1.
 _wanted_stamp() {
     local version
     version="$(_python_version "$1")" || return 1
     printf '%s\n%s\n%s\n' "$(sha256sum <pyproject.toml)" "$version" "$TOPICS_ROOT"
 }
 
-# Without PYTHON the environment's own interpreter answers for the version: a system upgrade that breaks it shows
-# here, and no search is needed.
+# Without PYTHON, the environment's own interpreter is checked. That detects a system upgrade that broke it, without a search.
 _venv_is_current() {
     local wanted
     [[ -x "$TOPICS_VENV/bin/python" ]] || return 1
@@ -76,8 +75,8 @@ _venv_is_current() {
 
 _is_stamped() { [[ -f "$TOPICS_VENV/$1" && "$(<"$TOPICS_VENV/$1")" == "$wanted" ]]; }
 
-# True when .venv works, was made here and by the interpreter that we would make it with, so that only packages differ.
-# A copied or moved environment is not usable: its commands start the interpreter of the old place.
+# Whether .venv works and was created here with the same interpreter, so that only packages may differ.
+# A copied or moved environment is not usable: its commands start the interpreter at the old path.
 _venv_is_usable() {
     local have want
     [[ -f "$TOPICS_VENV/.topics-root" && "$(<"$TOPICS_VENV/.topics-root")" == "$TOPICS_ROOT" ]] || return 1
@@ -89,49 +88,49 @@ _build_venv() {
     [[ "$TOPICS_NEEDS" != server ]] || stamp=.topics-server-stamp packages=otel
     python="$(_find_python)" ||
         { [[ -z "${PYTHON:-}" ]] && _apt_install python3 python3-venv && python="$(_find_python)"; } ||
-        _die "Python 3.11 or later is needed${PYTHON:+, and $PYTHON is not one}; PYTHON=/path chooses it"
+        _die "Python 3.11 or later is required${PYTHON:+, and $PYTHON is not}; set PYTHON=/path to select it"
 
-    # A link would make this environment somebody else's, and break theirs.
-    [[ -L "$TOPICS_VENV" ]] && _die ".venv is a link to another place; remove it, and it is made here"
+    # Installing through a link would break the environment of another checkout.
+    [[ -L "$TOPICS_VENV" ]] && _die ".venv is a symbolic link; delete it, and a new environment is created here"
 
-    _say "setting up .venv with $(_python_version "$python"), a matter of minutes; later runs skip this"
+    _say "setting up .venv with $(_python_version "$python"); this takes minutes, later runs skip it"
     rm -f "$TOPICS_VENV/.topics-stamp" "$TOPICS_VENV/.topics-server-stamp"
     if command -v uv >/dev/null; then
         _venv_is_usable "$python" || { rm -rf "$TOPICS_VENV" && uv venv -q --python "$python" "$TOPICS_VENV" >&2; } ||
-            _die "could not make .venv"
+            _die "could not create .venv"
         printf '%s' "$TOPICS_ROOT" >"$TOPICS_VENV/.topics-root"
     else
         if ! { _venv_is_usable "$python" && "$TOPICS_VENV/bin/python" -c 'import pip' 2>/dev/null; }; then
-            # Debian ships venv without ensurepip, which then fails half-way.
+            # Debian ships venv without ensurepip, so that it fails halfway.
             "$python" -c 'import ensurepip, venv' 2>/dev/null ||
                 _apt_install python3-venv ||
-                _die "this Python cannot make virtual environments; install python3-venv"
-            "$python" -m venv --clear "$TOPICS_VENV" >&2 || _die "could not make .venv"
+                _die "this Python cannot create virtual environments; install python3-venv"
+            "$python" -m venv --clear "$TOPICS_VENV" >&2 || _die "could not create .venv"
             printf '%s' "$TOPICS_ROOT" >"$TOPICS_VENV/.topics-root"
         fi
     fi
-    _install_packages "$packages" || _die "could not install the packages; what pip says is above"
+    _install_packages "$packages" || _die "could not install the packages; see pip's output above"
 
-    # Only now: an install that was interrupted leaves no stamp and is repeated.
+    # Written last: an interrupted installation leaves no stamp and is repeated.
     _wanted_stamp "$TOPICS_VENV/bin/python" >"$TOPICS_VENV/$stamp.new"
     mv "$TOPICS_VENV/$stamp.new" "$TOPICS_VENV/$stamp"
 }
 
-# Spark and a Java for it, half a gigabyte: only for those who ask. A stamp of its own names what they were installed from.
+# Installs Spark and Java, half a gigabyte, with a separate stamp. Only called by scripts that need them.
 _need_spark() {
     local stamp="$TOPICS_VENV/.topics-spark-stamp"
     (
         if command -v flock >/dev/null; then flock 9; fi
         [[ -f "$stamp" && "$(<"$stamp")" == "$(_wanted_stamp "$TOPICS_VENV/bin/python")" ]] && exit 0
         _say "installing Spark into .venv, half a gigabyte; later runs skip this"
-        # delta-rs is wanted by one form of the export alone, and tests of it tell when it is missing.
+        # delta-rs is optional: only the Delta export needs it, and its tests are skipped without it.
         _install_packages spark,java,delta || _install_packages spark,java || exit 1
         _wanted_stamp "$TOPICS_VENV/bin/python" >"$stamp.new" && mv "$stamp.new" "$stamp"
     ) 9>"$TOPICS_ROOT/.venv.lock"
 }
 
 if ! _venv_is_current; then
-    # One builder at a time; whoever waited finds the work done.
+    # One builder at a time; the check is repeated with the lock held.
     (
         if command -v flock >/dev/null; then flock 9; fi
         _venv_is_current || _build_venv

@@ -1,7 +1,7 @@
-"""The engine's speed against floors measured in the same run: `scripts/bench engine [--quick] [--json PATH]`.
+"""Benchmark of the engine against minimal baselines ("floors") measured in the same run: `scripts/bench engine [--quick] [--json PATH]`.
 
-Prints a table and writes it as JSON. Ratios are medians over rounds in which floor and engine take turns, so that a
-busy machine slows both. `--quick` does a twentieth of the work: a smoke test, its numbers mean little.
+Prints a table and writes it as JSON. Ratios are medians over rounds in which floor and engine alternate, so that a
+busy machine slows down both. `--quick` does a twentieth of the work: a smoke test without meaningful results.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ GROUPS = [*bench_engine_hot.ROWS, *bench_engine_scale.ROWS, *bench_engine_memory
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench engine", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a twentieth of the work")
-    parser.add_argument("--json", default="bench-out/engine.json", metavar="PATH", help="where results go")
-    parser.add_argument("--dir", default="bench-out/data", help="where the data directories are made")
-    parser.add_argument("--only", default="", metavar="NAME", help="groups whose name contains this")
+    parser.add_argument(
+        "--json", default="bench-out/engine.json", metavar="PATH", help="output file for the results"
+    )
+    parser.add_argument("--dir", default="bench-out/data", help="where to create data directories")
+    parser.add_argument("--only", default="", metavar="NAME", help="only groups whose name contains this")
     parser.add_argument("--resident", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.resident:
@@ -60,7 +62,7 @@ def main() -> int:
             indent=1,
             ensure_ascii=False,
         )
-    print(f"\n{time.monotonic() - began:.0f} s; kept in {options.json}")
+    print(f"\n{time.monotonic() - began:.0f} s; saved to {options.json}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Rows that compare with a floor of the same work done bare: append, diff, recovery, start."""
+"""Rows that compare with a minimal implementation of the same work: append, diff, recovery, start."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def append_batches(run: Run) -> list[Row]:
     with run.directory("append-100") as path:
         shell = Shell(path)
         shell.send(plain("t"))
-        shell.fill("t", run.count(300_000))  # until the cache of recent entries is full: the steady state
+        shell.fill("t", run.count(300_000))  # fills the cache of recent entries, to reach the steady state
 
         def ours() -> float:
             shell.reset()
@@ -112,7 +112,7 @@ def diff_to_json(run: Run) -> list[Row]:
             return b",".join([template % row for row in zip(seqs, times, payloads)])
 
         assert len(seqs) == 1000 and format_ready() == text
-        for _ in range(pages):  # blocks are verified when first touched
+        for _ in range(pages):  # blocks are verified on their first read
             read()
         mine, lowest, ratio = against_floor(
             lambda: elapsed(lambda: [read() for _ in range(5)]) / 5000,
@@ -161,7 +161,7 @@ def recovery(run: Run) -> list[Row]:
         shell = Shell(path)
         shell.send(plain("t"))
         shell.fill("t", total)
-        for _ in range(2):  # a later entry tells recovery that the ones before are synced
+        for _ in range(2):  # a later entry shows recovery that the earlier ones are synced
             while shell.engine.wal.synced_lsn < shell.engine.wal.last_lsn:
                 shell.send()
             shell.fill("t", 100)
@@ -187,7 +187,7 @@ def recovery(run: Run) -> list[Row]:
             return taken / counts[0]
 
         mine, lowest, ratio = against_floor(ours, floor, 3)
-        note = f"and {median(waits):.2f} s to zero-fill and sync a new log file"
+        note = f"plus {median(waits):.2f} s to zero-fill and sync a new log file"
     return [
         Row(
             "recovery of 1 M records from the WAL",
@@ -208,32 +208,32 @@ def _read(path: str) -> bytes:
 
 
 def _tag_map(idx_paths: list[str]) -> dict[int, list[int]]:
-    """The floor of a start: read the index files and list every record under its tag's id."""
-    found: dict[int, list[int]] = {}
+    """The floor of a start: read the index files and list the records of every tag id."""
+    seqs_by_tag: dict[int, list[int]] = {}
     for path in idx_paths:
         seq = int(os.path.basename(path).split("-")[1], 16)
         for tag_id in np.frombuffer(_read(path), dtype=ROW, offset=16)["tag"].tolist():
             if tag_id:
-                found.setdefault(tag_id, []).append(seq)
+                seqs_by_tag.setdefault(tag_id, []).append(seq)
             seq += 1
-    return found
+    return seqs_by_tag
 
 
 def _tag_names(idx_paths: list[str]) -> dict[bytes, None]:
-    """What the floor leaves out: ids are per segment, so a map by tag needs every segment's names as well."""
-    found: dict[bytes, None] = {}
+    """What the floor omits: ids are per segment, so a map by tag also needs the names of every segment."""
+    tags: dict[bytes, None] = {}
     for path in idx_paths:
         names = _read(path.removesuffix("idx") + "dict")
-        at = 16  # behind the file's header; there are only blocks of tags
+        at = 16  # after the file header; there are only blocks of tags
         while at < len(names):
             count = int.from_bytes(names[at + 4 : at + 8], "little")
             text = at + 12 + 2 * count
             for i in range(at + 12, text, 2):
                 size = names[i] | names[i + 1] << 8
-                found[names[text : text + size]] = None
+                tags[names[text : text + size]] = None
                 text += size
             at = text
-    return found
+    return tags
 
 
 def start(run: Run) -> list[Row]:
@@ -274,8 +274,8 @@ def start(run: Run) -> list[Row]:
 
         mine, lowest, ratio = against_floor(ours, floor, 5)
     note = (
-        f"{max(data_read)} bytes of .data read; {mine / (lowest + median(names_ns)):.2f} x of a floor that reads "
-        f".dict too; and {median(waits):.2f} s to zero-fill and sync a new log file"
+        f"{max(data_read)} bytes of .data read; {mine / (lowest + median(names_ns)):.2f} x of a floor that also reads "
+        f".dict; plus {median(waits):.2f} s to zero-fill and sync a new log file"
     )
     met = ratio <= 3 and not max(data_read)
     work = "start, 1 M checkpointed records, 10 k tags"

@@ -1,4 +1,4 @@
-"""Rows about memory, each measured in a process of its own, and about many topics at a checkpoint."""
+"""Rows about memory, each measured in a separate process, and about checkpoints with many topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _resident() -> int:
 
 
 def measure_resident(path: str, kind: str, count: int) -> None:
-    """In a fresh process: print what `count` records add to the resident memory, written and after a start."""
+    """In a new process: print how much resident memory `count` records take, after writing and after a start."""
     tag = {
         "no tags": None,
         "10 k tags": lambda i: b"sensor.%d.value" % (i * 7919 % 10_000),
@@ -41,7 +41,7 @@ def measure_resident(path: str, kind: str, count: int) -> None:
     shell.fill("warm", 5_000, lambda i: b"%d" % (i % 100))
     shell.checkpoint()
     before = _resident()
-    for tenth in range(10):  # as a server does: a checkpoint every so often
+    for tenth in range(10):  # with checkpoints in between, as in a server
         shell.fill("t", count // 10, tag, tenth * count // 10)
         shell.checkpoint()
     written = _resident() - before - CACHE_BYTES
@@ -78,27 +78,27 @@ def resident_memory(run: Run) -> list[Row]:
     return rows
 
 
-class _LookingDisk(PosixDisk):
-    """Counts live blocks at each write call: there a group's pieces and their copies are all alive."""
+class _TracingDisk(PosixDisk):
+    """Counts live memory blocks at each write call, when a group's parts and their copies all exist."""
 
     blocks = 0
-    looking = False
+    is_tracing = False
 
     def write(self, handle: int, offset: int, data: bytes) -> None:
-        if self.looking:
+        if self.is_tracing:
             type(self).blocks = max(self.blocks, _blocks())
         super().write(handle, offset, data)
 
 
 def _blocks() -> int:
-    """Live blocks of the engine's and numpy's making."""
+    """Number of live memory blocks of Python and numpy."""
     return sum(stat.count for stat in tracemalloc.take_snapshot().statistics("filename"))
 
 
 def allocated_blocks(run: Run) -> list[Row]:
     count = 2000
     with run.directory("blocks") as path:
-        disk = _LookingDisk(path)
+        disk = _TracingDisk(path)
         shell = Shell(path, disk=disk)
         shell.send(plain("t"))
         shell.fill("t", 20_000)
@@ -107,10 +107,10 @@ def allocated_blocks(run: Run) -> list[Row]:
         shell.send(c.Diff("t", 0, 1000))
         gc.collect()
         tracemalloc.start()
-        before, disk.looking = _blocks(), True
+        before, disk.is_tracing = _blocks(), True
         before_bytes = tracemalloc.get_traced_memory()[0]
         shell.send(c.Append("t", records))
-        disk.looking = False
+        disk.is_tracing = False
         peak, after = disk.blocks - before, _blocks() - before
         kept_bytes = tracemalloc.get_traced_memory()[0] - before_bytes
         base = _blocks()
@@ -144,7 +144,7 @@ def checkpoint_of_many(run: Run) -> list[Row]:
             while shell.engine.wal.synced_lsn < shell.engine.wal.last_lsn:
                 shell.send()
             gc.collect()
-            gc.freeze()  # as a worker does after recovery: the collector passes over what lives long
+            gc.freeze()  # as a worker does after recovery: the collector ignores long-lived objects
             shell.reset()
             shell.checkpoint()
             kinds = ", ".join(f"{kind} {ns / MS:.0f}" for kind, ns in sorted(shell.job_kinds.items()))

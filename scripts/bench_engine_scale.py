@@ -1,4 +1,4 @@
-"""Rows that must not depend on how much there is: the same operation on 10 k and on 1 M records, in turns."""
+"""Rows that must not depend on the size of a topic: the same operation on 10 k and 1 M records, alternating."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from topics.engine.core.subjects import TagMatch
 US = 1000.0
 TOLERANCE = 1.2
 SMALL = 10_000
-FRONT = 2_000  # untagged, for the operations that take from the front
+FRONT = 2_000  # untagged, for the operations that delete from the front
 ROUNDS = 60
-REMOVED = 10  # records by each operation
-# Records that the tag operations use up: per group, tags, and how many records a tag has.
+REMOVED = 10  # records per operation
+# Records that the tag operations delete: by group, the number of tags and of records per tag.
 GROUPS = {
     b"delete": (ROUNDS, REMOVED),
     b"trim": (ROUNDS, 2 * REMOVED),
@@ -27,7 +27,7 @@ FILLER_TAGS = 9_000
 
 
 def _tags(size: int) -> Callable[[int], bytes | None]:
-    """Tag by position: nothing in front, then the groups' records spread evenly among filler."""
+    """Tag by position: none in front, then the records of the groups spread evenly among filler."""
     special: list[bytes] = []
     for group, (tags, each) in GROUPS.items():
         for i in range(tags * each):
@@ -35,7 +35,7 @@ def _tags(size: int) -> Callable[[int], bytes | None]:
             special.append(
                 b"%b.%d.%d" % (group, tag // 5, tag % 5) if group == b"purge" else b"%b.%d" % (group, tag)
             )
-    # Neighbours of one group would become one range; mixed, each record stands alone, at either size.
+    # Mixed, so that neighbours of one group do not become one range, at either size.
     special = [special[i * 7919 % len(special)] for i in range(len(special))]
     step = (size - FRONT) // len(special)
 
@@ -53,7 +53,7 @@ def _tags(size: int) -> Callable[[int], bytes | None]:
 def _pair(
     shell: Shell, small: Callable[[int], c.Command], large: Callable[[int], c.Command]
 ) -> tuple[float, float]:
-    """Medians of the same operation on the small and the large topic, one after the other."""
+    """Medians of the same operation on the small and the large topic, alternating."""
     times = [(shell.ask(small(i)), shell.ask(large(i))) for i in range(ROUNDS)]
     return median(a for a, _ in times), median(b for _, b in times)
 
@@ -90,7 +90,7 @@ def operations(run: Run) -> list[Row]:
             shell.send(plain(topic))
             shell.fill(topic, records, _tags(records))
         shell.checkpoint()
-        for topic in ("small", "large"):  # opens and verifies segments, and sorts the names
+        for topic in ("small", "large"):  # warm up: opens and verifies segments, and sorts the names
             for i in range(ROUNDS):
                 shell.send(c.LastByTag(topic, eq(b"last.%d" % i)))
             shell.send(c.CountByTag(topic, TagMatch("Glob", b"purge.0.*")))

@@ -1,4 +1,4 @@
-"""What every row of the engine's bench shares: a shell around the engine, clocks, floors, and the shape of a result."""
+"""Shared parts of the engine's benchmark: a shell around the engine, timing, comparison with a floor, result rows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from topics.engine.runtime.engine import Engine, Job, Outcome
 from workers.shard.posix import PosixDisk, SystemClock
 
 NEVER = 1 << 60
-# Checkpoints only where a row asks for one: a slice of one inside a timed turn would be counted as that turn's.
+# Checkpoints only on request: a part of one within a timed turn would distort the result.
 QUIET = EngineConfig(snapshot_wal_bytes=NEVER, snapshot_interval_ms=NEVER, segment_max_age_ms=NEVER)
 PAYLOADS = [(b'{"id":%d,"text":"' % i).ljust(98, b"x") + b'"}' for i in range(100)]  # 100 bytes each
 
 
 @dataclass
 class Row:
-    """One line of the table. `ours` and `floor` are in `unit`; without a floor the ratio is that of two sizes."""
+    """One line of the table. `ours` and `floor` are in `unit`; without a floor, the ratio compares two sizes."""
 
     work: str
     ours: float
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass
 class Run:
-    """Where to work and how much."""
+    """Working directory and amount of work."""
 
     root: str
     quick: bool
@@ -59,12 +59,12 @@ class Run:
 
 
 class Shell:
-    """Runs an engine as a server would: turns and finishes are timed, jobs are not, since they run elsewhere."""
+    """Runs an engine as a server does. Turns and finishes are timed separately from jobs, which a server runs in threads."""
 
     def __init__(self, path: str, config: EngineConfig = QUIET, *, disk: Disk | None = None) -> None:
         self.disk = disk or PosixDisk(path)
         self.engine = Engine.open(self.disk, SystemClock(), config)
-        self.loop_ns = 0  # spent in turn and finish
+        self.loop_ns = 0  # in turn and finish
         self.job_ns = 0
         self.longest_ns = 0
         self.job_kinds: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Shell:
         self.job_kinds = {}
 
     def send(self, *commands: c.Command) -> list[object]:
-        """One turn, and all jobs that it leads to; the results in order."""
+        """Run one turn and all its jobs; return the results in order."""
         tokens = range(len(commands))
         replies = dict(self._drain(self._timed(lambda: self.engine.turn(list(zip(tokens, commands))))))
         results = [replies[token] for token in tokens]
@@ -84,7 +84,7 @@ class Shell:
         return results
 
     def ask(self, command: c.Command) -> float:
-        """Nanoseconds of the turn of one command; its jobs follow untimed."""
+        """Run one command; return the nanoseconds of its turn, without its jobs."""
         gc.collect(0)
         began = time.perf_counter_ns()
         outcome = self.engine.turn([(0, command)])
@@ -104,14 +104,14 @@ class Shell:
     def fill(
         self, topic: str, count: int, tag: Callable[[int], bytes | None] | None = None, start: int = 0
     ) -> None:
-        """Append `count` records in writes of 100; `tag` is told their numbers from `start` on."""
+        """Append `count` records in writes of 100; `tag` maps their numbers, which begin at `start`."""
         for first in range(start, start + count, 100):
             size = min(100, start + count - first)
             tags = [tag(first + i) for i in range(size)] if tag is not None else None
             self.send(c.Append(topic, c.Records(PAYLOADS[:size], tags=tags)))
 
     def abandon(self) -> None:
-        """Let go without a clean stop, as a killed process does."""
+        """Release files without a clean stop, like a killed process."""
         self.engine.reader.close()
         spare = self.engine.wal.spare
         for file in [*self.engine.wal.files, *([spare] if spare else [])]:
@@ -145,7 +145,7 @@ class Shell:
 
 
 class WatchedDisk(PosixDisk):
-    """Counts the bytes read from files by the end of their names, and the time that the medium itself takes."""
+    """Counts bytes read by file extension, and the time spent allocating and syncing."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -181,7 +181,7 @@ def plain(topic: str, durability: str = "disk", **settings: int) -> c.PutTopic:
 def against_floor(
     ours: Callable[[], float], floor: Callable[[], float], rounds: int
 ) -> tuple[float, float, float]:
-    """Run both in turns; the medians of each and of the ratios of neighbours."""
+    """Run both alternately; return the medians of each, and of the ratios of neighbouring runs."""
     mine: list[float] = []
     lowest: list[float] = []
     for _ in range(rounds):

@@ -1,7 +1,7 @@
-"""The server over HTTP, against floors measured in the same run: `scripts/bench http [--quick] [--json PATH]`.
+"""Benchmark of the server over HTTP against baselines measured in the same run: `scripts/bench http [--quick] [--json PATH]`.
 
-Every ratio is the median over rounds in which both sides take turns, so that a busy machine slows both. Servers, load
-generator and floors are separate processes on one machine: with two cores they share them, as the table then shows.
+Every ratio is the median over rounds in which both sides alternate, so that a busy machine slows down both. Servers,
+load generator and baselines are separate processes that share the cores of one machine.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ BATCH = {"records": [{"data": RECORD}] * 100}
 
 
 class Plan:
-    """How long and how often; a quick run only shows that everything works."""
+    """Number and duration of rounds; a quick run is only a smoke test."""
 
     def __init__(self, quick: bool) -> None:
         self.rounds = 1 if quick else 5
         self.seconds = 0.5 if quick else 3.0
-        self.settle = 0.0 if quick else 2.0  # for the background work of what was just written
+        self.settle = 0.0 if quick else 2.0  # for background work after writes
 
 
 def ratios(ours: list[float], floors: list[float]) -> float:
@@ -55,7 +55,7 @@ def fast_against_aiohttp(run: Run, plan: Plan) -> list[Row]:
         for _ in range(plan.rounds):
             fast.append(load(ours, text, connections=64, seconds=plan.seconds)["per_s"])
             slow.append(load(theirs, text, connections=64, seconds=plan.seconds)["per_s"])
-        cpu = f"processor time a request: {cpu_per_request(ours, text, plan)}; "
+        cpu = f"CPU time per request: {cpu_per_request(ours, text, plan)}; "
         cpu += f"through aiohttp: {cpu_per_request(theirs, text, plan)}"
     ratio = ratios(fast, slow)
     work = "single POST, 64 connections, disk: fast path vs aiohttp"
@@ -109,7 +109,7 @@ def batches_and_reads(run: Run, plan: Plan) -> list[Row]:
 
 
 def engine_rate(shell: Shell, seconds: float) -> float:
-    """Records a second of the engine alone, with columns ready-made, 16 batches a turn as 16 connections make them."""
+    """Records per second of the engine alone, with 16 batches per turn, as with 16 connections."""
     count = 0
     began = time.perf_counter()
     while time.perf_counter() - began < seconds / 2:
@@ -146,7 +146,7 @@ def raw_frames(run: Run, plan: Plan) -> list[Row]:
 
 
 def plain_rate(path: str, seconds: float) -> float:
-    """Bytes a second of a process that reads a file and writes it to a socket, page by page, when asked."""
+    """Bytes per second of a process that reads a file and writes it to a socket, one page per request."""
     listening = socket.create_server(("127.0.0.1", 0))
     size = os.path.getsize(path)
     pid = os.fork()
@@ -189,7 +189,7 @@ def lone_sync(run: Run, plan: Plan) -> list[Row]:
 
 
 def bare_sync_p99_ms(path: str, seconds: float) -> float:
-    """A zero-filled file, as the log's are, written and synced 200 bytes at a time from a thread of its own."""
+    """p99 of writing and syncing 200 bytes at a time to a zero-filled file, like the log, in a separate thread."""
     took: list[float] = []
 
     def work() -> None:
@@ -218,9 +218,11 @@ GROUPS = [fast_against_aiohttp, synced_against_disk, batches_and_reads, raw_fram
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench http", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--json", default="bench-out/http.json", metavar="PATH", help="where results go")
-    parser.add_argument("--dir", default="bench-out/data", help="where the data directories are made")
-    parser.add_argument("--only", default="", metavar="NAME", help="groups whose name contains this")
+    parser.add_argument(
+        "--json", default="bench-out/http.json", metavar="PATH", help="output file for the results"
+    )
+    parser.add_argument("--dir", default="bench-out/data", help="where to create data directories")
+    parser.add_argument("--only", default="", metavar="NAME", help="only groups whose name contains this")
     options = parser.parse_args()
     run, plan = Run(os.path.abspath(options.dir), options.quick), Plan(options.quick)
     rows: list[Row] = []

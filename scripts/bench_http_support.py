@@ -1,4 +1,4 @@
-"""What every row of the HTTP bench shares: servers, the load generator, raw requests."""
+"""Shared parts of the HTTP benchmark: servers, the load generator, raw requests."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def server(folder: str, **environment: str) -> Iterator[TopicsServer]:
 def load(
     to: TopicsServer, text: bytes, *, connections: int, seconds: float, warm_up: float = 0.5
 ) -> dict[str, Any]:
-    """Let the load generator, a process of its own, keep that many connections busy."""
+    """Run the load generator, a separate process, with that many busy connections."""
     return drive(Load(to.address, Exchange("http", text), connections, seconds, warm_up, pids=to.pids()))

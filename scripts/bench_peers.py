@@ -1,7 +1,7 @@
-"""topics beside Redis Streams and NATS JetStream, on this machine, in one run: `scripts/bench peers`.
+"""Benchmark of topics against Redis Streams and NATS JetStream, on this machine, in one run: `scripts/bench peers`.
 
-Systems take turns at every point, at equal durability, driven by one load generator. Writes a page with tables and
-plots, and every raw figure as JSON. A part of the run (--only, --systems) goes to bench-out/ unless --docs says where.
+The systems take turns at every point, with equal durability and the same load generator. Writes a page with tables and
+plots, and all raw results as JSON. A partial run (--only, --systems) writes to bench-out/ unless --docs is given.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from peers import (
-    adding,
     fanout,
     fanout_aims,
     forward_aims,
     forwards,
     machine,
+    merge_results,
     queue_aims,
     queues,
     scaling,
@@ -49,7 +49,7 @@ Keep = Callable[[str, Iterable[dict[str, Any]]], None]
 
 
 class Progress:
-    """Says on standard error which step is next and how long the rest will take, judging by the steps done."""
+    """Prints each step to stderr with an estimate of the remaining time, based on the completed steps."""
 
     def __init__(self, steps: int, estimate_s: float) -> None:
         self._steps = steps
@@ -60,7 +60,7 @@ class Progress:
     def __call__(self, what: str) -> None:
         passed = time.monotonic() - self._began
         share = self._done / max(1, self._steps)
-        # At first the plan is all there is; with every step what was measured counts for more.
+        # Starts with the planned duration; with every step the measured one counts for more.
         left = (1 - share) * self._estimate_s * (1 - share) + (
             passed / share * (1 - share) * share if share else 0
         )
@@ -112,7 +112,7 @@ class Plan:
         self.backlog = scaling.BACKLOGS[-1] if self.whole or options.only == "backlog" else 1_000_000
 
     def steps(self) -> tuple[int, float]:
-        """How many, and about how long all of them take."""
+        """The number of steps, and the estimated duration of all of them."""
         one = work.run_s(self.seconds)
         systems = len(self.systems)
         backlogs = sum(size <= self.backlog for size in scaling.BACKLOGS)
@@ -146,7 +146,7 @@ class Plan:
         return sum(count for count, _ in chosen), sum(count * seconds for count, seconds in chosen)
 
     def _copied_to(self) -> list[int]:
-        """Each number of dests, once for every system that is measured with it."""
+        """Each number of destinations, once per system that is measured with it."""
         return [
             count
             for system in self.systems
@@ -156,12 +156,12 @@ class Plan:
 
     @property
     def needs_fleet(self) -> bool:
-        """Fan-out and copies have servers of their own, as have the parts about topics alone."""
+        """Fan-out, forwarding and the parts about topics alone use separate servers."""
         return bool(self.points) or not {"null", "tail", "queue"}.isdisjoint(self.only)
 
     @property
     def measures_waiting(self) -> bool:
-        """Of topics alone."""
+        """Waiting jobs are measured for topics only."""
         return "queue" in self.only and "topics" in self.systems
 
     @property
@@ -170,7 +170,7 @@ class Plan:
 
     @property
     def short(self) -> float:
-        """For what only shows that something is not the limit."""
+        """Duration for measurements that only show what is not the bottleneck."""
         return min(2.0, self.seconds)
 
 
@@ -188,7 +188,7 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
     }
 
     def keep(section: str, rows: Iterable[dict[str, Any]]) -> None:
-        """What is done is on disk, also if the run does not come to its end; what fails ends its section only."""
+        """Save results as they come, in case the run is aborted. A failure ends only its section."""
         try:
             for row in rows:
                 results["failed" if "failed" in row else section].append(row)
@@ -199,7 +199,7 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
 
     meta = results["meta"]
     meta["missing"] = {
-        **dict.fromkeys(set(SYSTEMS) - set(plan.systems), "left out of this run"),
+        **dict.fromkeys(set(SYSTEMS) - set(plan.systems), "not part of this run"),
         **{name: why for name in plan.systems if (why := absent(name))},
     }
     meta["versions"] = {name: version(name) for name in SYSTEMS if name not in meta["missing"]}
@@ -236,7 +236,7 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
     if "stages" in plan.only:
         progress("stages")
         keep("stages", _stages(folder, plan.seconds))
-    keep("aims", adding.aims(results))
+    keep("aims", merge_results.aims(results))
     return results
 
 
@@ -283,38 +283,47 @@ def _stages(folder: str, seconds: float) -> Iterator[dict[str, Any]]:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scripts/bench peers", description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--seconds", type=float, default=FULL_SECONDS, help="of one measurement (%(default)s)"
+        "--seconds", type=float, default=FULL_SECONDS, help="duration of a measurement (%(default)s)"
     )
-    parser.add_argument("--rounds", type=int, default=FULL_ROUNDS, help="measurements a point (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=FULL_ROUNDS, help="measurements per point (%(default)s)"
+    )
     parser.add_argument("--only", default="", metavar="NAMES", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--systems", default=",".join(SYSTEMS), metavar="NAMES", help="some of %(default)s")
     parser.add_argument("--clients", default="", metavar="COUNTS", help="some of 1,16,64,256")
     parser.add_argument("--payloads", default="", metavar="SIZES", help="some of 100,1024")
     parser.add_argument("--watchers", default="", metavar="COUNTS", help="some of 1,10,100,1000")
-    parser.add_argument("--workers", default="", metavar="COUNTS", help="of a queue, some of 16,50")
+    parser.add_argument("--workers", default="", metavar="COUNTS", help="workers of a queue, some of 16,50")
     parser.add_argument(
         "--waiting", default="", metavar="COUNTS", help="jobs in a queue, some of 1000,100000,1000000"
     )
     parser.add_argument(
-        "--dests", default="", metavar="COUNTS", help="that get copies, some of 0,1,10,100,1000"
+        "--dests", default="", metavar="COUNTS", help="destinations of copies, some of 0,1,10,100,1000"
     )
     parser.add_argument(
-        "--idle-streams", type=int, default=fanout_aims.IDLE_STREAMS, help="open and silent (%(default)s)"
+        "--idle-streams",
+        type=int,
+        default=fanout_aims.IDLE_STREAMS,
+        help="number of idle streams (%(default)s)",
     )
-    parser.add_argument("--durability", default="", choices=["", *DURABILITIES], help="only this one")
-    parser.add_argument("--docs", metavar="FOLDER", help="where benchmarks.md goes: docs, or bench-out")
+    parser.add_argument("--durability", default="", choices=["", *DURABILITIES], help="only this durability")
     parser.add_argument(
-        "--add", action="store_true", help="put these parts into the results that docs has, and keep the rest"
+        "--docs", metavar="FOLDER", help="directory for benchmarks.md [docs; bench-out for a partial run]"
     )
-    parser.add_argument("--json", metavar="PATH", help="where results go: benchmarks/results.json there")
     parser.add_argument(
-        "--dir", default="bench-out/data", help="where data directories are made (%(default)s)"
+        "--add", action="store_true", help="add these parts to the results in docs, and keep the others"
+    )
+    parser.add_argument(
+        "--json", metavar="PATH", help="output file for the results [benchmarks/results.json in --docs]"
+    )
+    parser.add_argument(
+        "--dir", default="bench-out/data", help="where to create data directories (%(default)s)"
     )
     return parser
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped, too
     options = arguments().parse_args()
     plan = Plan(options)
     docs = Path(options.docs or ("docs" if plan.whole or options.add else "bench-out"))
@@ -326,7 +335,7 @@ def main() -> int:
     earlier = json.loads(path.read_text(encoding="utf-8")) if options.add else None
 
     def whole(results: dict[str, Any]) -> dict[str, Any]:
-        return adding.added(earlier, results, plan.only) if earlier else results
+        return merge_results.merge(earlier, results, plan.only) if earlier else results
 
     def save(results: dict[str, Any]) -> None:
         path.write_text(json.dumps(whole(results), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

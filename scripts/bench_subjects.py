@@ -1,7 +1,7 @@
-"""The subject trie against a list of patterns tried one by one: `scripts/bench subjects [--quick]`.
+"""Benchmark of the subject trie against a linear list of patterns: `scripts/bench subjects [--quick]`.
 
-Both hold the same subscriptions: most name one subject, the others have a `*` in any place or end with `>`, and some
-share a group. They take turns in one run, and each row shows medians. `--quick` does a twentieth of the work.
+Both hold the same subscriptions: most are exact subjects, the others contain a `*` or end with `>`, and some share a
+group. They alternate in one run, and each row shows medians. `--quick` does a twentieth of the work.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from topics.engine.core.subjects import Pattern, parse_pattern
 Subscription = tuple[bytes, int, bytes | None]
 KINDS, REGIONS = 200, 50
 ROUNDS = 5
-MATCHES = 10_000  # distinct subjects of an uncached round, or repeats of a cached one
-CHANGES = 5_000  # subscriptions that come or go in a round
-NAIVE_MATCHES = 8  # the list takes tens of milliseconds for one
+MATCHES = 10_000  # distinct subjects of an uncached round, or repetitions of a cached one
+CHANGES = 5_000  # subscriptions inserted or removed per round
+NAIVE_MATCHES = 8  # the list takes tens of milliseconds for each
 NAIVE_REMOVES = 100
 
 
@@ -40,9 +40,9 @@ class PatternList:
 
     def remove(self, pattern: bytes, subscriber: int, group: bytes | None) -> None:
         wanted = (pattern, subscriber, group)
-        for place, (_, subscription) in enumerate(self.subscriptions):
+        for index, (_, subscription) in enumerate(self.subscriptions):
             if subscription == wanted:
-                del self.subscriptions[place]
+                del self.subscriptions[index]
                 return
 
     def match(self, subject: bytes) -> tuple[dict[int, None], dict[bytes, dict[int, None]]]:
@@ -60,8 +60,8 @@ def subject(number: int) -> bytes:
 
 
 def subscriptions(rng: Random, count: int, first: int = 0) -> list[Subscription]:
-    """Distinct ones: 7 in 10 name a subject, 2 have a `*`, 1 has a `>`; one in 10 is in a group."""
-    made = []
+    """Distinct subscriptions: 70 % are exact, 20 % have a `*`, 10 % a `>`; 10 % are in a group."""
+    found = []
     for number in range(first, first + count):
         tokens = subject(rng.randrange(10 * count)).split(b".")
         kind = rng.random()
@@ -69,10 +69,10 @@ def subscriptions(rng: Random, count: int, first: int = 0) -> list[Subscription]
             tokens[rng.randrange(1, 4)] = b"*"
         elif kind < 0.3:
             tokens[3:] = [b">"]
-        made.append(
+        found.append(
             (b".".join(tokens), number, b"group%d" % rng.randrange(10) if rng.random() < 0.1 else None)
         )
-    return made
+    return found
 
 
 @dataclass
@@ -112,18 +112,18 @@ class Bench:
         return per_call(self.naive.match, [(each,) for each in self.fresh_subjects(NAIVE_MATCHES)])
 
     def insert(self) -> float:
-        coming = self.fresh_subscriptions(CHANGES)
-        taken = per_call(self.trie.insert, coming)
-        for subscription in coming:
+        inserted = self.fresh_subscriptions(CHANGES)
+        taken = per_call(self.trie.insert, inserted)
+        for subscription in inserted:
             self.trie.remove(*subscription)
         return taken
 
     def remove(self) -> float:
-        going = self.fresh_subscriptions(CHANGES)
-        for subscription in going:
+        removed = self.fresh_subscriptions(CHANGES)
+        for subscription in removed:
             self.trie.insert(*subscription)
-        self.rng.shuffle(going)
-        return per_call(self.trie.remove, going)
+        self.rng.shuffle(removed)
+        return per_call(self.trie.remove, removed)
 
     def naive_insert(self) -> float:
         size = len(self.naive.subscriptions)
@@ -132,15 +132,15 @@ class Bench:
         return taken
 
     def naive_remove(self) -> float:
-        going = [each for _, each in self.rng.sample(self.naive.subscriptions, NAIVE_REMOVES)]
-        taken = per_call(self.naive.remove, going)
-        for subscription in going:
+        removed = [each for _, each in self.rng.sample(self.naive.subscriptions, NAIVE_REMOVES)]
+        taken = per_call(self.naive.remove, removed)
+        for subscription in removed:
             self.naive.insert(*subscription)
         return taken
 
 
 def per_call(call: Callable[..., object], arguments: list[tuple[object, ...]] | list[Subscription]) -> float:
-    """Nanoseconds of one call."""
+    """Nanoseconds per call."""
 
     def work() -> None:
         for each in arguments:
@@ -150,7 +150,7 @@ def per_call(call: Callable[..., object], arguments: list[tuple[object, ...]] | 
 
 
 def found_per_match(bench: Bench) -> float:
-    """Subscribers and groups; stops if the two disagree, since figures would then mean nothing."""
+    """Average number of subscribers and groups per match. Exits if trie and list disagree."""
     found = 0
     subjects = bench.fresh_subjects(5 * NAIVE_MATCHES)
     for each in subjects:
@@ -166,7 +166,7 @@ def found_per_match(bench: Bench) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench subjects", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a twentieth of the subscriptions")
-    parser.add_argument("--count", type=int, default=100_000, help="subscriptions")
+    parser.add_argument("--count", type=int, default=100_000, help="number of subscriptions")
     options = parser.parse_args()
     count = options.count // 20 if options.quick else options.count
     began = time.monotonic()
@@ -177,8 +177,8 @@ def main() -> int:
         bench.naive.insert(*subscription)
     found = found_per_match(bench)
     gc.collect()
-    gc.freeze()  # a pass over the list's hundreds of thousands of objects is no part of either's work
-    print(f"{bench.trie.count} subscriptions, {found:.0f} subscribers and groups a match\n")
+    gc.freeze()  # so that garbage collection of so many objects does not distort the result
+    print(f"{bench.trie.count} subscriptions, {found:.0f} subscribers and groups per match\n")
     print("| work | trie | list | list / trie |")
     print("|---|---|---|---|")
     for name, ours, floor in [

@@ -1,1 +1,1 @@
-"""topics beside Redis Streams and NATS JetStream: `scripts/bench peers` and `scripts/bench quick`."""
+"""Benchmark of topics against Redis Streams and NATS JetStream: `scripts/bench peers` and `scripts/bench quick`."""

@@ -1,7 +1,7 @@
-"""Ratios between systems, and the aims that they are held against.
+"""Ratios between systems, and their aims.
 
-A ratio is the median over rounds of ours / theirs *in the same round*: the systems take turns, so a noisy
-minute hits both sides of one quotient, and not one side of two medians.
+A ratio is the median over rounds of ours / theirs *in the same round*: the systems take turns, so noise affects both
+sides of a ratio.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ DURABILITIES = ("fsync", "disk")
 class Aim:
     work: str
     clients: int
-    durability: str | None  # None: whichever the work was measured at; a read costs the same at each
+    durability: str | None  # None: the one it was measured at; a read costs the same at each
     against: str
     bound: float
     measure: Literal["records_per_s", "p50_ms"] = "records_per_s"
 
     @property
     def at_most(self) -> bool:
-        """A latency may be at most so many times theirs; a rate must be at least so many times theirs."""
+        """Whether the bound is a maximum, as for latencies, or a minimum, as for rates."""
         return self.measure == "p50_ms"
 
 
@@ -56,7 +56,7 @@ AIMS = (
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An aim beside what was measured; `ratio` is None if one of the two sides was not."""
+    """An aim and its measured ratio; None if one of the two sides was not measured."""
 
     aim: Aim
     ours: float | None
@@ -71,7 +71,7 @@ class Judged:
 
     @property
     def missed_by(self) -> float:
-        """How far the ratio lies on the wrong side, as a share of the aim."""
+        """How much worse than the aim the ratio is, as a fraction of the aim."""
         if self.ratio is None or self.met:
             return 0.0
         return abs(self.ratio - self.aim.bound) / self.aim.bound
@@ -92,7 +92,7 @@ class Judged:
 
 
 def judge(points: list[Point]) -> list[Judged]:
-    """Every aim against the points; those that were not measured too, so that none goes missing unseen."""
+    """All aims, including those that were not measured."""
     return [_judged(points, aim) for aim in AIMS]
 
 
@@ -117,7 +117,7 @@ def find(rows: list[Point], **where: Any) -> Point | None:
 
 
 def ratio(ours: Point, theirs: Point, measure: str = "records_per_s") -> float | None:
-    """None if no round has both figures: a slow system may finish no request at all in a short round."""
+    """None if no round has both values: a slow system may complete no request in a short round."""
     both = [(a.get(measure), b.get(measure)) for a, b in zip(ours["rounds"], theirs["rounds"])]
     quotients = [a / b for a, b in both if a is not None and b]
     return median(quotients) if quotients else None
@@ -125,7 +125,7 @@ def ratio(ours: Point, theirs: Point, measure: str = "records_per_s") -> float |
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One measured point of ours beside the same point of a peer. A ratio below 1 is behind, always."""
+    """A point of ours compared with a peer's. A ratio below 1 always means that topics is slower."""
 
     what: str
     against: str
@@ -152,7 +152,7 @@ def comparisons(points: list[Point], tail: list[Point]) -> list[Comparison]:
 
 
 def pairs(points: list[Point]) -> Iterator[tuple[Point, Point]]:
-    """Each point of ours with each peer's point at the same place."""
+    """Each point of ours with the same point of each peer."""
     for ours in points:
         if ours["system"] != OURS:
             continue
@@ -192,12 +192,12 @@ def _tail_latencies(tail: list[Point]) -> Iterator[Comparison]:
 
 
 def behind(everything: list[Comparison]) -> list[Comparison]:
-    """Worst first."""
+    """Comparisons in which topics is slower, worst first."""
     return sorted((one for one in everything if one.ratio < 1), key=lambda one: one.ratio)
 
 
 def ahead_but_longer_p99(points: list[Point]) -> list[tuple[Point, Point]]:
-    """Where the rate would hide it: at least their throughput, and yet a longer p99."""
+    """Points with at least the peer's throughput, but a longer p99."""
     return [
         (ours, theirs)
         for ours, theirs in pairs(points)

@@ -1,7 +1,7 @@
-"""One stream and its many watchers: from a write until each has seen it, and what a delivery costs.
+"""Fan-out: one stream with many watchers. Measures the latency from a write to each watcher, and the cost of a delivery.
 
-In memory alone on all sides (topics' class `ephemeral`, Redis without its log, NATS core), in turns; topics' class `disk`
-beside them. And streams that are open while nothing is written, of topics alone.
+In memory only on all sides (topics with durability `ephemeral`, Redis without its log, NATS core), alternating; also
+topics with durability `disk`. In addition idle streams, of topics alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FIGURES = (
     "p50_ms",
     "p99_ms",
     "p999_ms",
-)  # the last three where it is timed
-IDLE_S = 30.0  # two heartbeats of each stream, whenever it was opened
-OTHER_FILES = 500  # that a process holds beside its streams
-# Sessions outlive their streams by minutes, and one measurement must not run into the caps of the next.
+)  # percentiles only in lock-step
+IDLE_S = 30.0  # two heartbeats of each stream
+OTHER_FILES = 500  # open files of a process besides its streams
+# Sessions outlive their streams by minutes, so the defaults would be exceeded by later measurements.
 ENVIRONMENT = {"TOPICS_MAX_WATCH_SESSIONS": "1000000", "TOPICS_MAX_SSE_CONNECTIONS": "100000"}
 
 
@@ -43,7 +43,7 @@ def contenders(folder: str, systems: tuple[str, ...], *, disk: bool = True) -> F
 def measure(
     fleet: Fleet, shape: str, watchers: int, *, seconds: float, rounds: int, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """A row for each contender; one that fails has a row that says so."""
+    """Yield a row for each contender, also for failed ones."""
     turns = take_turns(
         list(fleet.targets.values()),
         rounds=rounds,
@@ -66,9 +66,9 @@ def measure(
 
 
 def measure_once(target: Target, shape: str, watchers: int, seconds: float) -> dict[str, Any]:
-    target.clear(STREAM)  # what a failure may have left
+    target.clear(STREAM)  # in case of an earlier failure
     if isinstance(target, Topics):
-        target.make(STREAM)  # a peer's is there with its first record, or never
+        target.make(STREAM)  # peers create it with the first record, or need none
     task = Fanout(target.protocol, target.address, shape, watchers, seconds, warm_up_s(seconds))
     task.pids = target.pids()
     try:
@@ -79,7 +79,7 @@ def measure_once(target: Target, shape: str, watchers: int, seconds: float) -> d
 
 
 def measure_idle(fleet: Fleet, streams: int, *, seconds: float, say: Say) -> Iterator[dict[str, Any]]:
-    """Processor time of all of topics' processes while many streams are open and nobody writes."""
+    """Measure the CPU time of all processes of topics with many open streams and no writes."""
     target = fleet.targets.get(("topics", "ephemeral"))
     if not isinstance(target, Topics):
         return
@@ -111,7 +111,7 @@ def measure_idle(fleet: Fleet, streams: int, *, seconds: float, say: Say) -> Ite
 
 
 def raise_file_limit() -> int:
-    """As many open files as this process may allow itself; servers that it starts later inherit them."""
+    """Raise the limit of open files to the maximum; servers started later inherit it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most == resource.RLIM_INFINITY:
         most = 1 << 20

@@ -1,38 +1,38 @@
-"""The aims for fan-out, and how the results stand against them: some beside a peer, some of topics alone."""
+"""Aims for fan-out: some against a peer, some of topics alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from peers.aims import AimResult
 from peers.compare import NAMES, OURS, Comparison, Point, find, ratio
-from peers.held import Held
 
 MOST_WATCHERS = 1000
 IDLE_STREAMS = 10_000
 FLAT_FROM = 10
-FLAT = 1.2  # what grows by less with a hundred times the watchers counts as flat
-CLASS = "ephemeral"  # the one that keeps what its peers keep: nothing but memory
+FLAT = 1.2  # growth up to this factor, with a hundred times the watchers, counts as flat
+CLASS = "ephemeral"  # in memory only, like the peers
 
-# A peer as it is called here: without its store, NATS is another thing than in the rest of the page.
+# Names of the peers in this section: NATS is used without JetStream.
 AGAINST = {"redis": "redis", "nats": "nats-core"}
 
 
-def judge(fanout: list[Point], idle: list[Point]) -> list[Held]:
-    """Every aim, also those that were not measured, so that none goes missing unseen."""
+def judge(fanout: list[Point], idle: list[Point]) -> list[AimResult]:
+    """All aims, including those that were not measured."""
     most = f"{MOST_WATCHERS} watchers"
     return [
-        _beside_nats(fanout, "lock-step", 1.0, f"{most}, one record at a time: deliveries/s"),
-        _beside_nats(fanout, "burst", 0.5, f"{most}, in bursts: records delivered/s"),
+        _against_nats(fanout, "lock-step", 1.0, f"{most}, one record at a time: deliveries/s"),
+        _against_nats(fanout, "burst", 0.5, f"{most}, in bursts: records delivered/s"),
         _latency(fanout),
         _growth(fanout),
         _idle(idle),
     ]
 
 
-def _beside_nats(fanout: list[Point], shape: str, bound: float, what: str) -> Held:
+def _against_nats(fanout: list[Point], shape: str, bound: float, what: str) -> AimResult:
     where = {"shape": shape, "watchers": MOST_WATCHERS, "durability": CLASS}
     ours, theirs = find(fanout, system=OURS, **where), find(fanout, system="nats", **where)
-    return Held(
+    return AimResult(
         what,
         bound,
         at_most=False,
@@ -45,20 +45,22 @@ def _beside_nats(fanout: list[Point], shape: str, bound: float, what: str) -> He
     )
 
 
-def _latency(fanout: list[Point]) -> Held:
+def _latency(fanout: list[Point]) -> AimResult:
     row = find(fanout, system=OURS, shape="lock-step", watchers=1, durability=CLASS)
     p50_ms = row["p50_ms"] if row else None
-    return Held("1 watcher: p50 from write to seen", 1.0, at_most=True, unit="ms", value=p50_ms, ours=p50_ms)
+    return AimResult(
+        "1 watcher: p50 from write to seen", 1.0, at_most=True, unit="ms", value=p50_ms, ours=p50_ms
+    )
 
 
-def _growth(fanout: list[Point]) -> Held:
+def _growth(fanout: list[Point]) -> AimResult:
     few, many = (
         find(fanout, system=OURS, shape="lock-step", watchers=count, durability=CLASS)
         for count in (FLAT_FROM, MOST_WATCHERS)
     )
     growth = server_cost(many) / server_cost(few) if few and many else None
     what = f"processor time a delivery at {MOST_WATCHERS} watchers, in µs, over that at {FLAT_FROM}"
-    return Held(
+    return AimResult(
         what,
         FLAT,
         at_most=True,
@@ -68,20 +70,20 @@ def _growth(fanout: list[Point]) -> Held:
     )
 
 
-def _idle(idle: list[Point]) -> Held:
+def _idle(idle: list[Point]) -> AimResult:
     row = next((row for row in idle if "core_share" in row and row["streams"] >= IDLE_STREAMS), None)
     share = row["core_share"] * 100 if row else None
     what = f"{IDLE_STREAMS:,} idle streams: share of a core"
-    return Held(what, 2.0, at_most=True, unit="%", value=share, ours=share)
+    return AimResult(what, 2.0, at_most=True, unit="%", value=share, ours=share)
 
 
 def server_cost(row: Point) -> float:
-    """Microseconds of all of a server's processes for one delivery."""
+    """CPU time of all processes of the server per delivery, in microseconds."""
     return float(sum(used for role, used in row["cpu_us_per_delivery"].items() if role != "load"))
 
 
 def comparisons(fanout: list[Point]) -> Iterator[Comparison]:
-    """Ours beside each peer: what is delivered a second, and, where it was timed, p50."""
+    """Comparisons with each peer: deliveries per second, and p50 if it was measured."""
     for ours in fanout:
         if ours["system"] != OURS or ours["durability"] != CLASS:
             continue

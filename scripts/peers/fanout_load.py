@@ -1,12 +1,12 @@
-"""The generator for fan-out, a process of its own: many watchers of one stream, and its one writer.
+"""Load generator for fan-out, run as a separate process: many watchers of one stream, and one writer.
 
-One thread, raw sockets, edge-triggered epoll, one buffer for all: at a thousand watchers most of what is measured would
-otherwise be the generator. `drive` starts it and returns its figures. Two shapes:
+One thread, raw sockets, edge-triggered epoll and one shared buffer: otherwise, with a thousand watchers, the generator
+would dominate the measurement. `drive` starts it and returns its results. Two shapes:
 
-- *lock-step*: the writer sends a record when all watchers have seen the last one (and it was acknowledged, where that is
-  done). Each watcher's time from the sending to the seeing is kept.
-- *burst*: the writer sends batches, each when the last is acknowledged and the watchers are on average no more than
-  AHEAD_MAX records behind. At the end all must have seen all, each record once.
+- *lock-step*: the writer sends a record when all watchers have seen the previous one (and it was acknowledged, if the
+  system does that). The latency to each watcher is recorded.
+- *burst*: the writer sends a batch when the previous one is acknowledged and the watchers are on average at most
+  AHEAD_MAX records behind. At the end each watcher must have seen each record exactly once.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Fanout:
     watchers: int
     seconds: float
     warm_up: float = 1.0
-    pids: dict[str, list[int]] = field(default_factory=dict)  # whose processor time to report, by role
+    pids: dict[str, list[int]] = field(default_factory=dict)  # processes whose CPU time to report, by role
 
 
 class Hub:
-    """All connections, what came over them, and what the writer has on its way."""
+    """All connections, and counters of what was written and seen."""
 
     def __init__(self, task: Fanout) -> None:
         self._watching = WATCHING[task.protocol]()
@@ -50,7 +50,7 @@ class Hub:
         self._lines = [*watchers, self._writer]
         self._epoll = select.epoll()
         for line in self._lines:
-            line.settimeout(None)  # with a timeout every read would poll first
+            line.settimeout(None)  # with a timeout, every read would call poll first
             self._epoll.register(line.fileno(), READABLE)
         self._receive = {line.fileno(): line.recv_into for line in self._lines}
         self._send = {line.fileno(): line.sendall for line in self._lines}
@@ -72,7 +72,7 @@ class Hub:
 
     @property
     def behind(self) -> float:
-        """Records that watchers have not seen yet, on average."""
+        """Average number of records that watchers have not seen yet."""
         return self.written - self.total / self._watchers
 
     def write(self, count: int) -> None:
@@ -83,7 +83,7 @@ class Hub:
         self._writer.sendall(request)
 
     def turn(self, timed: bool) -> None:
-        """Take what has come, at least something."""
+        """Wait for data and process it."""
         events = self._epoll.poll(STALLED_S, EVENTS_MAX)
         if not events:
             raise BadAnswer(b"nothing came for %d s, %d records behind" % (STALLED_S, self.behind))
@@ -104,7 +104,7 @@ class Hub:
                 raise BadAnswer(b"a watcher's connection was closed")
             if asking and (request := asking[fd](buffer, size, found)):
                 self._send[fd](request)
-            if size == BUFFER_BYTES:  # there may be more, and epoll tells only once
+            if size == BUFFER_BYTES:  # there may be more, but edge-triggered epoll reports it only once
                 self._epoll.modify(fd, READABLE)
 
     def _answered(self, size: int) -> None:
@@ -114,7 +114,7 @@ class Hub:
             self.acknowledged = True
 
     def idle(self, seconds: float) -> None:
-        """Take the signs of life of watchers to whom nothing is written."""
+        """Read heartbeats while nothing is written."""
         end = time.perf_counter() + seconds
         while (left := end - time.perf_counter()) > 0:
             for fd, _ in self._epoll.poll(left, EVENTS_MAX):
@@ -143,7 +143,7 @@ def burst(hub: Hub, seconds: float) -> None:
 
 
 def drain(hub: Hub) -> None:
-    """What a system did not deliver, or delivered twice, must not have been counted as fast."""
+    """Wait for all records, and check that each watcher has seen each record exactly once."""
     while not (hub.all_seen and hub.acknowledged):
         hub.turn(False)
     wrong = sum(count != hub.written for count in hub.seen.values())
@@ -177,7 +177,7 @@ def measure(task: Fanout) -> dict[str, Any]:
 
 
 def drive(task: Fanout) -> dict[str, Any]:
-    """Let the generator run, and return its figures."""
+    """Run the generator and return its results."""
     return result_of(in_a_process("fanout_load", task))
 
 

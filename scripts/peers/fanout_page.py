@@ -1,4 +1,4 @@
-"""The part of the page about one stream and its many watchers."""
+"""Section of the page about fan-out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENDERS = {
     ("redis", "ephemeral"): "Redis XREAD",
     ("nats", "ephemeral"): "NATS core",
 }
-COLOURS = (0, 3, 1, 2)  # a system has the same in all plots
+COLOURS = (0, 3, 1, 2)  # the same for a system in all plots
 TITLE = "One write, many watchers"
 
 
@@ -112,7 +112,7 @@ def _idle(idle: list[Point]) -> list[str]:
             f"**{streams}** of topics, each with its heartbeat, took {row['core_share']:.2%} of a core over "
             f"{row['seconds']:.0f} s ({parts})."
         )
-    return ["### Streams where nothing happens", *blocks] if blocks else []
+    return ["### Idle streams", *blocks] if blocks else []
 
 
 def _plot(measured: list[Point]) -> str:
@@ -120,16 +120,16 @@ def _plot(measured: list[Point]) -> str:
     timed = [row for row in measured if row["shape"] == "lock-step"]
     bursts = [row for row in measured if row["shape"] == "burst"]
     panels = [
-        Panel("one record at a time", "deliveries a second (log)", _series(timed, "deliveries_per_s")),
-        Panel("in bursts", "records delivered a second (log)", _series(bursts, "deliveries_per_s")),
+        Panel("one record at a time", "deliveries per second (log)", _series(timed, "deliveries_per_s")),
+        Panel("in bursts", "records delivered per second (log)", _series(bursts, "deliveries_per_s")),
         Panel("one record at a time", "p50 from write to seen, ms (log)", _series(timed, "p50_ms")),
-        Panel("one record at a time", "server's processor time a delivery, µs (log)", _series(timed, "")),
+        Panel("one record at a time", "server's CPU time per delivery, µs (log)", _series(timed, "")),
     ]
     return lines(TITLE, "watchers", steps, [one for one in panels if one.series], one_scale=False)
 
 
 def _series(rows: list[Point], measure: str) -> list[Series]:
-    """`measure` empty: the cost, which has no rounds of its own."""
+    """Series of a measure, or of the cost if `measure` is empty."""
     found = []
     for colour, (key, name) in zip(COLOURS, CONTENDERS.items()):
         own = [row for row in rows if (row["system"], row["durability"]) == key]

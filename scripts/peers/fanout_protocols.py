@@ -1,13 +1,13 @@
-"""How watchers of each system open, what their writer sends, and how records are counted without parsing them.
+"""Protocols of watchers and writers of each system, with counting of records without parsing.
 
-Every record holds `MARK` once, a byte that nothing else on the wire contains: neither the head of an answer nor an event's
-id. So what a watcher has seen is how often that byte came, however the bytes were cut.
+Every record contains `MARK` once, a byte that occurs nowhere else on the wire. So the number of records that a watcher
+has seen is the number of these bytes, however the data is split.
 
-| | a watcher | the writer |
+| | watcher | writer |
 |---|---|---|
-| topics | a session (POST), then its event stream (GET), from the end of the topic | one POST a batch |
-| Redis | XREAD BLOCK, asked again after every answer | a pipeline of XADD |
-| NATS core | a plain SUB | PUB, which nobody acknowledges; many end with a PING, whose PONG says that they were taken |
+| topics | a session (POST), then its event stream (GET), from the end of the topic | one POST per batch |
+| Redis | XREAD BLOCK, repeated after every response | a pipeline of XADD |
+| NATS core | a plain SUB | PUB, without acknowledgement; a batch ends with a PING, whose PONG confirms it |
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from peers.protocols import HELLO, HELLO_END, Answers, BadAnswer, Exchange
 STREAM = "fan"
 MARK = b"~"
 RECORD = b'{"id":1748,"text":"' + b"x" * 78 + MARK + b'"}'  # 100 bytes, as in the other works
-OPENED_AT_ONCE = 64  # fewer than any server lets wait to be accepted
+OPENED_AT_ONCE = 64  # less than the listen backlog of any of the servers
 WAIT_S = 30.0
 
-REDIS_HEAD = b"*1\r\n*2\r\n$3\r\nfan\r\n*"  # of an answer to XREAD; the number of its records follows
+REDIS_HEAD = b"*1\r\n*2\r\n$3\r\nfan\r\n*"  # start of a response to XREAD; the number of its records follows
 REDIS_HEAD_MAX = len(REDIS_HEAD) + 12
 
 
 class Asking(Protocol):
-    """A watcher that must ask again after each answer."""
+    """A watcher that must send a new request after each response."""
 
     def feed(self, data: bytearray, size: int, found: int) -> bytes:
-        """So many bytes came with so many records in them; what to send now, if anything."""
+        """Process received bytes, which contain `found` records; return the next request, if any."""
 
 
 class Watching:
-    """One system's side of it."""
+    """The protocol of one system."""
 
-    opened = b""  # what says that a watcher is in place; empty: it need not be waited for
+    opened = b""  # received when a watcher is ready; empty: no need to wait
     writer_hello = b""
     writer_opened = b""
 
     def hellos(self, address: str, count: int) -> list[bytes]:
-        """What each of so many watchers sends first."""
+        """The first request of each watcher."""
         raise NotImplementedError
 
     def write(self, count: int) -> tuple[bytes, Answers | None]:
-        """So many records, and how their acknowledgement is known; None: nobody sends one."""
+        """A request that writes `count` records, and a parser for its acknowledgement; None: there is none."""
         raise NotImplementedError
 
     def asking(self) -> Asking | None:
-        """None: a watcher is told without asking."""
+        """None: the server pushes."""
         return None
 
 
@@ -87,7 +87,7 @@ class RedisWatching(Watching):
         return [redis_xread(0)] * count
 
     def write(self, count: int) -> tuple[bytes, Answers | None]:
-        # Within one millisecond of our own the server counts up: a reader's place is how many records it has seen.
+        # With a fixed millisecond in the id the server numbers the records, so a reader's position is a count.
         one = protocols.redis_command(b"XADD", STREAM.encode(), b"1-*", b"d", RECORD)
         return one * count, Exchange("resp", one, lines=2 * count).answers()
 
@@ -114,13 +114,13 @@ WATCHING: dict[str, type[Watching]] = {"http": SseWatching, "resp": RedisWatchin
 
 
 class RedisReader:
-    """One connection's answers to XREAD: each says first how many records it has, and the next is asked for after it."""
+    """Responses to XREAD on one connection. Each starts with its number of records; then the next request is sent."""
 
     def __init__(self) -> None:
         self._seen = 0
-        self._due = 0  # as many are seen when the answer that is coming is complete
-        self._between = True  # no answer has begun since the last was complete
-        self._head = b""  # of an answer, cut before its number of records ended
+        self._due = 0  # records seen when the current response is complete
+        self._between = True  # no response has begun since the last one
+        self._head = b""  # incomplete start of a response
 
     def feed(self, data: bytearray, size: int, found: int) -> bytes:
         if self._between and not self._begins(data, size):
@@ -146,7 +146,7 @@ class RedisReader:
 
 
 def redis_xread(seen: int) -> bytes:
-    """All that came after the first `seen` records, or the next to come."""
+    """Request for all records after the first `seen`, or the next one."""
     last = b"1-%d" % (seen - 1) if seen else b"0"
     return protocols.redis_command(b"XREAD", b"BLOCK", b"0", b"STREAMS", STREAM.encode(), last)
 
@@ -159,7 +159,7 @@ def connect(address: str) -> socket.socket:
 
 
 def open_watchers(address: str, watching: Watching, count: int) -> list[socket.socket]:
-    """All of them in place: what is written from now on is for all to see."""
+    """Open watchers, and wait until all of them will see new records."""
     lines: list[socket.socket] = []
     hellos = watching.hellos(address, count)
     for first in range(0, count, OPENED_AT_ONCE):
@@ -181,7 +181,7 @@ def open_writer(address: str, watching: Watching) -> socket.socket:
 
 
 def await_text(line: socket.socket, text: bytes) -> bytes:
-    """Read until this has come, and the end of its line or paragraph with it."""
+    """Read until this text has been received."""
     came = b""
     while text not in came:
         data = line.recv(1 << 16)

@@ -1,42 +1,42 @@
-"""The aims for copies, and how the results stand against them: what the writer notices, how many, and how late."""
+"""Aims for forwarding: latency of the writer's acks, copies per second, and lag of copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from peers import wording
+from peers.aims import AimResult
 from peers.compare import NAMES, OURS, PEERS, Comparison, Point, count_of, find, ratio
-from peers.held import Held
 
 DESTS = (0, 1, 10, 100, 1000)
-PLACEMENTS = {"same worker": True, "another worker": False}  # whether source and dest share one
-FLAT = 1.2  # what grows by less counts as flat
+PLACEMENTS = {"same worker": True, "another worker": False}  # whether source and dest are on the same worker
+FLAT = 1.2  # growth up to this factor counts as flat
 MOST = 1000
 FLAT_ACK = (1, 100, MOST)
-KEPT = 0.95  # of the writes a second, at a pace
+KEPT = 0.95  # of the writes per second, at a fixed rate
 AGAINST, BESIDE = "nats", (10, 100)
 LAG_MS = 2.0
 
 
-def judge(forward: list[Point], lag: list[Point]) -> list[Held]:
-    """Every aim, also those that were not measured, so that none goes missing unseen."""
+def judge(forward: list[Point], lag: list[Point]) -> list[AimResult]:
+    """All aims, including those that were not measured."""
     return [
         *(_ack(forward, dests) for dests in FLAT_ACK),
         _kept(forward),
-        *(_beside(forward, dests) for dests in BESIDE),
+        *(_against_peer(forward, dests) for dests in BESIDE),
         _lag(lag),
     ]
 
 
 def over_none(forward: list[Point], row: Point, measure: str) -> float | None:
-    """A figure over that of the same system without a dest, in the same round."""
+    """A value relative to that of the same system without destinations, in the same round."""
     none = find(forward, system=row["system"], dests=0)
     return ratio(row, none, measure) if none else None
 
 
-def _ack(forward: list[Point], dests: int) -> Held:
+def _ack(forward: list[Point], dests: int) -> AimResult:
     row = find(forward, system=OURS, dests=dests)
-    return Held(
+    return AimResult(
         f"source with {count_of(dests, 'router')}, at a pace: p50 of an ack, in ms, over that with none",
         FLAT,
         at_most=True,
@@ -46,9 +46,9 @@ def _ack(forward: list[Point], dests: int) -> Held:
     )
 
 
-def _kept(forward: list[Point]) -> Held:
+def _kept(forward: list[Point]) -> AimResult:
     row = find(forward, system=OURS, dests=MOST)
-    return Held(
+    return AimResult(
         f"source with {MOST} routers, at a pace: writes/s, over those with none",
         KEPT,
         at_most=False,
@@ -58,9 +58,9 @@ def _kept(forward: list[Point]) -> Held:
     )
 
 
-def _beside(forward: list[Point], dests: int) -> Held:
+def _against_peer(forward: list[Point], dests: int) -> AimResult:
     ours, theirs = (find(forward, system=system, dests=dests) for system in (OURS, AGAINST))
-    return Held(
+    return AimResult(
         f"one source, {dests} dests: copies/s",
         1.0,
         at_most=False,
@@ -73,15 +73,15 @@ def _beside(forward: list[Point], dests: int) -> Held:
     )
 
 
-def _lag(lag: list[Point]) -> Held:
+def _lag(lag: list[Point]) -> AimResult:
     row = find(lag, placement="another worker")
     p50_ms = row["p50_ms"] if row else None
     what = "dest at another worker: p50 of what a copy adds from write to seen"
-    return Held(what, LAG_MS, at_most=True, unit="ms", value=p50_ms, ours=p50_ms)
+    return AimResult(what, LAG_MS, at_most=True, unit="ms", value=p50_ms, ours=p50_ms)
 
 
 def comparisons(forward: list[Point]) -> Iterator[Comparison]:
-    """Ours beside each peer: copies a second."""
+    """Comparisons with each peer: copies per second."""
     for ours in forward:
         if ours["system"] != OURS or not ours["dests"]:
             continue

@@ -1,7 +1,7 @@
-"""The generator for the added latency of a copy, a process of its own: one writer, a watcher of the source and one of the dest.
+"""Load generator for the added latency of a copy, run as a separate process: one writer, and watchers of source and destination.
 
-The next record is sent when both watchers have seen the last one and it is acknowledged. What a copy adds is the time
-from when the source's watcher has a record until the dest's has its copy, by one clock in one thread.
+The next record is sent when both watchers have seen the previous one and it is acknowledged. The added latency is the
+time between the arrival of the record at the source's watcher and of its copy at the other one, measured in one thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Pair:
     dest: str
     seconds: float
     warm_up: float = 1.0
-    pids: dict[str, list[int]] = field(default_factory=dict)  # whose processor time to report, by role
+    pids: dict[str, list[int]] = field(default_factory=dict)  # processes whose CPU time to report, by role
 
 
-class Sight:
-    """When the current record was seen by each watcher, and by the writer as acknowledged."""
+class Timings:
+    """When each watcher has seen the current record, whether it is acknowledged, and the latencies so far."""
 
     def __init__(self) -> None:
         self.sent_at = 0.0
@@ -49,12 +49,12 @@ class Sight:
     def send(self, now: float) -> None:
         self.sent_at, self.seen_at, self.acknowledged = now, {}, False
 
-    def see(self, who: str, marks: int, now: float) -> None:
+    def see(self, watcher: str, marks: int, now: float) -> None:
         if not marks:
             return
-        if marks > 1 or who in self.seen_at:
-            raise BadAnswer(b"the watcher of the %b saw a record twice" % who.encode())
-        self.seen_at[who] = now
+        if marks > 1 or watcher in self.seen_at:
+            raise BadAnswer(b"the watcher of the %b saw a record twice" % watcher.encode())
+        self.seen_at[watcher] = now
 
     def keep(self) -> None:
         source, dest = self.seen_at["source"], self.seen_at["dest"]
@@ -81,22 +81,22 @@ class Lines:
             line.settimeout(None)
             self._all[line.fileno()] = line
             self._epoll.register(line.fileno(), select.EPOLLIN)
-        self.sight = Sight()
+        self.timings = Timings()
 
     def run(self, seconds: float) -> None:
-        sight = self.sight
+        timings = self.timings
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            sight.send(time.perf_counter())
+            timings.send(time.perf_counter())
             self._writer.sendall(self._request)
-            while not sight.is_complete:
+            while not timings.is_complete:
                 self._turn()
-            sight.keep()
+            timings.keep()
 
     def _turn(self) -> None:
         events = self._epoll.poll(STALLED_S)
         if not events:
-            missing = {"source", "dest"} - self.sight.seen_at.keys()
+            missing = {"source", "dest"} - self.timings.seen_at.keys()
             raise BadAnswer(b"nothing came for %d s; missing: %b" % (STALLED_S, " ".join(missing).encode()))
         for fd, _ in events:
             data = self._all[fd].recv(RECEIVED_MAX)
@@ -104,9 +104,9 @@ class Lines:
             if not data:
                 raise BadAnswer(b"a connection was closed")
             if fd in self._names:
-                self.sight.see(self._names[fd], data.count(MARK), now)
+                self.timings.see(self._names[fd], data.count(MARK), now)
             elif self._answers is not None and self._answers.feed(data):
-                self.sight.acknowledged = True
+                self.timings.acknowledged = True
 
     def close(self) -> None:
         for line in self._all.values():
@@ -116,24 +116,24 @@ class Lines:
 def measure(pair: Pair) -> dict[str, Any]:
     lines = Lines(pair)
     lines.run(pair.warm_up)
-    sight = lines.sight
-    sight.source, sight.dest, sight.added = array("d"), array("d"), array("d")
+    timings = lines.timings
+    timings.source, timings.dest, timings.added = array("d"), array("d"), array("d")
     began, before = time.perf_counter(), cpu_s(pair.pids)
     lines.run(pair.seconds)
     took, after = time.perf_counter() - began, cpu_s(pair.pids)
     lines.close()
     return {
-        **percentiles(sight.added),
-        **{f"source_{name}": value for name, value in percentiles(sight.source).items()},
-        **{f"dest_{name}": value for name, value in percentiles(sight.dest).items()},
-        "count": len(sight.added),
+        **percentiles(timings.added),
+        **{f"source_{name}": value for name, value in percentiles(timings.source).items()},
+        **{f"dest_{name}": value for name, value in percentiles(timings.dest).items()},
+        "count": len(timings.added),
         "seconds": round(took, 3),
         "cpu_s": {role: round(used - before[role], 4) for role, used in after.items()},
     }
 
 
 def drive(pair: Pair) -> dict[str, Any]:
-    """Let the generator run, and return its figures."""
+    """Run the generator and return its results."""
     return result_of(in_a_process("forward_load", pair))
 
 

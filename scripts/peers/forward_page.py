@@ -1,4 +1,4 @@
-"""The part of the page about one source and its copies."""
+"""Section of the page about forwarding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from peers.markdown import (
 from peers.plots import Panel, Series, lines, value_of
 
 TITLE = "One source and its copies"
-LAG_TITLE = "How much later a copy is seen"
+LAG_TITLE = "Latency of a copy"
 Cell = Callable[[Point], str]
 
 
@@ -45,20 +45,20 @@ def _copies(measured: list[Point], meta: dict[str, Any], plots: Plots) -> list[s
     copied = [row for row in measured if row["dests"]]
     blocks = [
         wording.FORWARD,
-        picture("forward.svg", "copies a second and p50 of an ack over dests"),
-        "### What the writer notices",
+        picture("forward.svg", "copies per second and p50 of an ack over dests"),
+        "### Latency of the writer's acks",
         wording.FORWARD_ACKS,
         table(heads, _rows(measured, lambda row: _ack_cell(measured, row))),
     ]
     if not copied:
         return blocks
     cells = _rows(copied, lambda row: _copy_cell(measured, row))
-    beside = [_quotients(copied, dests) for dests in _dests(copied)]
+    ratios = [_quotients(copied, dests) for dests in _dests(copied)]
     return [
         *blocks,
-        "### Copies a second",
+        "### Copies per second",
         wording.FORWARD_COPIES,
-        table([*heads, *(f"topics / {NAMES[peer]}" for peer in PEERS)], map(add, cells, beside)),
+        table([*heads, *(f"topics / {NAMES[peer]}" for peer in PEERS)], map(add, cells, ratios)),
         "### What a copy costs",
         wording.FORWARD_COST,
         table(heads, _rows(copied, _cost_cell)),
@@ -67,7 +67,7 @@ def _copies(measured: list[Point], meta: dict[str, Any], plots: Plots) -> list[s
 
 
 def _rows(rows: list[Point], cell: Cell) -> list[list[str]]:
-    """A line for each number of dests, with a cell for each system."""
+    """A row per number of destinations, with a cell per system."""
     body = []
     for dests in _dests(rows):
         found = [find(rows, system=system, dests=dests) for system in SYSTEMS]
@@ -103,8 +103,8 @@ def _plot(measured: list[Point]) -> str:
     steps = [f"{count:,}" for count in _dests(measured)]
     copied = [row for row in measured if row["dests"]]
     panels = [
-        Panel("without a pace", "copies a second (log)", _series(copied, "copies_per_s")),
-        Panel("50 writes a second", "p50 of an ack, ms (log)", _series(measured, "ack_p50_ms")),
+        Panel("at full speed", "copies per second (log)", _series(copied, "copies_per_s")),
+        Panel("50 writes per second", "p50 of an ack, ms (log)", _series(measured, "ack_p50_ms")),
     ]
     return lines(TITLE, "dests", steps, [one for one in panels if one.series], one_scale=False)
 
@@ -127,8 +127,8 @@ def _lag(lag: list[Point]) -> list[str]:
         [
             f"dest at {'the ' if row['placement'].startswith('same') else ''}{row['placement']}",
             *(
-                f"{figure(row[f'{who}p50_ms'])} / {figure(row[f'{who}p99_ms'])}"
-                for who in ("source_", "dest_")
+                f"{figure(row[f'{prefix}p50_ms'])} / {figure(row[f'{prefix}p99_ms'])}"
+                for prefix in ("source_", "dest_")
             ),
             f"**{figure(row['p50_ms'])} / {figure(row['p99_ms'])}**",
         ]
@@ -138,6 +138,6 @@ def _lag(lag: list[Point]) -> list[str]:
         "",
         "write to watcher of the source, p50 / p99",
         "write to watcher of the dest",
-        "what a copy adds",
+        "added by the copy",
     )
     return [f"### {LAG_TITLE}", wording.LAG, table(head, body)]

@@ -1,12 +1,12 @@
-"""How each system brings what is written to one stream into others: how that is made, written to and counted.
+"""Forwarding in each system: setup, writes, and counting of copies.
 
-| | copies | who makes them |
+| | copies | made by |
 |---|---|---|
-| topics | a router for each dest | the server, after the ack |
-| NATS | a stream for each dest, with the source among its `sources` | the server, after the ack |
-| Redis | no such thing. The writer adds each record to the source and to all dests in one MULTI/EXEC, as its users do | the writer, before the ack |
+| topics | a router per destination | the server, after the ack |
+| NATS | a stream per destination, with the source among its `sources` | the server, after the ack |
+| Redis | not supported. The writer adds each record to the source and all destinations in one MULTI/EXEC, as its users do | the writer, before the ack |
 
-A set of dests has its own source, and both names carry the number of dests.
+Each set of destinations has its own source, and all names contain the number of destinations.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from peers import protocols
 from peers.protocols import BadAnswer, Exchange
 from peers.systems import Redis, Target, Topics
 
-PAGE_SIZE = 1000  # routers in one answer, the most that there are
+PAGE_SIZE = 1000  # routers per response; there are no more
 
 
 def source_of(dests: int) -> str:
@@ -42,20 +42,20 @@ def make(target: Target, dests: int) -> None:
 
 
 def make_router(target: Topics, source: str, dest: str) -> None:
-    """A dest that a router makes is of class `disk`, which is what is measured."""
+    """Destinations created by a router have durability `disk`, as measured here."""
     status, _, text = target.server.call("PUT", f"/v0/routers/{dest}", {"source": source, "dest": dest})
     if status not in {200, 201}:
         raise BadAnswer(text)
 
 
 def clear(target: Target, dests: int) -> None:
-    """With the source go its routers; a dest is deleted when nothing comes any more."""
+    """Delete the source first, and its routers with it, so that nothing is copied when destinations are deleted."""
     if isinstance(target, Redis):
         for dest in dests_of(dests):
             protocols.ask(
                 target.address, Exchange("resp", protocols.redis_command(b"DEL", dest.encode()), lines=1)
             )
-        target.clear(source_of(dests))  # and its log is compacted once
+        target.clear(source_of(dests))  # this also compacts Redis's log
         return
     for stream in (source_of(dests), *dests_of(dests)):
         target.clear(stream)
@@ -69,14 +69,14 @@ def write(target: Target, payload: bytes, count: int, dests: int) -> Exchange:
 
 
 def redis_write(payload: bytes, count: int, streams: tuple[str, ...]) -> Exchange:
-    """Each record in a transaction of its own: OK, a line for each command, then their number and two lines for each id."""
+    """One transaction per record. Response: OK, a line per command, then their number and two lines per id."""
     adds = [protocols.redis_command(b"XADD", stream.encode(), b"*", b"d", payload) for stream in streams]
     one = b"".join((protocols.redis_command(b"MULTI"), *adds, protocols.redis_command(b"EXEC")))
     return Exchange("resp", one * count, count, lines=(2 + 3 * len(streams)) * count)
 
 
 def lengths(target: Target, dests: int) -> tuple[int, list[int]]:
-    """How many records the source has, and how many of them have come to each dest by now. Nobody is made to catch up."""
+    """The number of records in the source, and of copies in each destination, without forcing forwarding to catch up."""
     source = source_of(dests)
     if isinstance(target, Topics):
         head = _json_of(target, f"/v0/topics/{source}")["head_seq"]

@@ -1,8 +1,9 @@
-"""One source and its copies: what its writers notice of them, how many copies a second, and how much later they are seen.
+"""Forwarding: one source and its copies. Measures the latency of the writer's acks, copies per second, and the lag of copies.
 
-All systems in turns, each with no dest, one, ten and a hundred; topics with a thousand too. First writes come at a fixed pace,
-the same for any number of dests, and their acks are timed. Then as many as the system takes, until so many copies are
-due; the clock stops when every dest has all of them. Then, of topics alone, a watcher of the dest beside one of the source.
+All systems alternate, each with 0, 1, 10 and 100 destinations; topics also with 1000. First, writes come at a fixed
+rate, the same for any number of destinations, and their acks are timed. Then they come as fast as the system accepts
+them, up to a number of copies; the clock stops when every destination has all of them. Finally, for topics alone, a
+watcher of the destination is compared with one of the source.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from peers.work import Say, settle, warm_up_s
 
 PEER_DESTS_MAX = 100
 SHARDS = 2
-PACE = 50.0  # writes a second, of one record each
+PACE = 50.0  # writes per second, of one record each
 PACED_CLIENTS = 4
 FLOOD_CLIENTS = 4
 BATCH = 100
-COPIES_MAX = 1_000_000  # of one measurement: no disk fills up, and a slow system comes to an end
-POLL_S = 0.05  # asking takes processor time from what is asked about
+COPIES_MAX = 1_000_000  # per measurement, to bound disk usage and time
+POLL_S = 0.05  # polling takes CPU time from the measured system
 DRAIN_S = 120.0
 PAYLOAD = protocols.payload(100)
 FIGURES = ("ack_p50_ms", "ack_p99_ms", "writes_per_s", "records_per_s")
 COPY_FIGURES = (*FIGURES, "copies_per_s")
-LAG_FIGURES = tuple(f"{who}{name}" for who in ("", "source_", "dest_") for name in ("p50_ms", "p99_ms"))
+LAG_FIGURES = tuple(f"{prefix}{name}" for prefix in ("", "source_", "dest_") for name in ("p50_ms", "p99_ms"))
 
-Contender = tuple[Target, int]  # a system and the number of dests
+Contender = tuple[Target, int]  # a system and the number of destinations
 
 
 def contenders(folder: str, systems: tuple[str, ...]) -> Fleet:
-    """Servers of their own: topics has more than one shard here, so that copies have a way to go."""
+    """Separate servers: topics has two shards here, so that copies move between workers."""
     return Fleet(folder, systems, ("disk",), TOPICS_WAL_SHARDS=str(SHARDS))
 
 
@@ -55,7 +56,7 @@ def pairs(fleet: Fleet, dests: list[int]) -> list[Contender]:
 def measure(
     fleet: Fleet, dests: list[int], *, seconds: float, rounds: int, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """A row for each system and number of dests; what fails has a row that says so."""
+    """Yield a row for each system and number of destinations, also for failed ones."""
     turns = take_turns(
         pairs(fleet, dests),
         rounds=rounds,
@@ -72,7 +73,7 @@ def measure(
 
 
 def measure_once(target: Target, dests: int, seconds: float) -> dict[str, Any]:
-    forward_protocols.clear(target, dests)  # what a failure may have left
+    forward_protocols.clear(target, dests)  # in case of an earlier failure
     forward_protocols.make(target, dests)
     try:
         settle(target)
@@ -96,7 +97,7 @@ def paced_writes(target: Target, dests: int, seconds: float) -> dict[str, Any]:
 
 
 def flood(target: Target, dests: int, seconds: float) -> dict[str, Any]:
-    """The copies of all that is written, from the first write until the last of them is there."""
+    """Measure copies per second, from the first write until the last copy exists."""
     write = forward_protocols.write(target, PAYLOAD, BATCH, dests)
     pids = target.pids()
     load = Load(target.address, write, FLOOD_CLIENTS, seconds, warm_up=0.0, most=requests_max(dests))
@@ -117,12 +118,12 @@ def flood(target: Target, dests: int, seconds: float) -> dict[str, Any]:
 
 
 def requests_max(dests: int) -> int:
-    """Enough for every client to have one; without dests there is no bound but the time."""
+    """The maximum number of requests, at least one per client; without destinations only the time limits it."""
     return max(FLOOD_CLIENTS, COPIES_MAX // dests // BATCH) if dests else 0
 
 
 def await_copies(target: Target, dests: int) -> int:
-    """Wait until every dest has all that the source has, each record once; returns how many that is."""
+    """Wait until every destination has each record of the source exactly once; return their number."""
     give_up = time.monotonic() + DRAIN_S
     while True:
         head, found = forward_protocols.lengths(target, dests)
@@ -138,7 +139,7 @@ def await_copies(target: Target, dests: int) -> int:
 
 
 def measure_lag(fleet: Fleet, *, seconds: float, rounds: int, say: Say) -> Iterator[dict[str, Any]]:
-    """What a copy adds to the way from a write to whoever watches: within one worker, and from one to another."""
+    """Measure the latency that a copy adds between a write and a watcher: within one worker, and between two."""
     target = fleet.targets.get(("topics", "disk"))
     if not isinstance(target, Topics):
         return
@@ -173,7 +174,7 @@ def measure_lag_once(target: Topics, placement: str, seconds: float) -> dict[str
 
 
 def named_at(source: str, is_same: bool) -> str:
-    """A topic at the worker of the source, or at another one."""
+    """The name of a topic on the same worker as the source, or on another one."""
     from topics.engine.core.placement import shard_of
 
     names = (f"lag-dest-{i}" for i in range(1000))

@@ -1,8 +1,8 @@
-"""The load generator, a process of its own: keeps clients busy with one request for some seconds.
+"""The load generator, run as a separate process: repeats one request with many clients for some seconds.
 
-`drive` starts it and returns its figures. A client is one connection with one request on its way (which may be a
-pipeline); it sends the next as soon as the answer is complete, or, with a rate, when it is due. With a bound on requests the
-load ends with the answer to the last of them, if its time is not over before.
+`drive` starts it and returns its results. A client is one connection with one request in flight (which may be a
+pipeline); it sends the next one as soon as the response is complete, or, with a rate, when it is due. With a maximum
+number of requests, the load ends with the last response, unless the time is over first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import uvloop
 from peers.protocols import HELLO_END, BadAnswer, Exchange
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-TICK_S = 0.001  # how often a paced load looks for what is due
-LONGEST_S = 20.0  # waiting for a first answer, where one takes longer than the whole measurement
+TICK_S = 0.001  # interval at which a paced load sends due requests
+LONGEST_S = 20.0  # maximum wait for a first response, if that takes longer than the measurement
 
 
 @dataclass
@@ -37,13 +37,13 @@ class Load:
     clients: int
     seconds: float
     warm_up: float = 1.0
-    rate: float = 0.0  # requests a second of all clients together; 0: as many as there are answers
-    pids: dict[str, list[int]] = field(default_factory=dict)  # whose processor time to report, by role
-    most: int = 0  # requests of all clients together, without a rate; 0: as many as there is time for
+    rate: float = 0.0  # requests per second of all clients; 0: unlimited
+    pids: dict[str, list[int]] = field(default_factory=dict)  # processes whose CPU time to report, by role
+    most: int = 0  # maximum number of requests of all clients, without a rate; 0: unlimited
 
 
 class Run:
-    """What all clients share."""
+    """State shared by all clients."""
 
     def __init__(self, load: Load) -> None:
         self.paced = load.rate > 0
@@ -52,7 +52,7 @@ class Run:
         self.idle: deque[Client] = deque()
         self.left = float(load.most or "inf")  # requests that may still be sent
         self.failure: bytes | str = b""
-        self.ended = asyncio.Event()  # before its time: something failed, or all is done
+        self.ended = asyncio.Event()  # early end: a failure, or all requests are done
         self.over = False
         self._clients = load.clients
 
@@ -131,7 +131,7 @@ class Client(asyncio.Protocol):
 
 
 async def pace(run: Run, rate: float) -> None:
-    """Send what is due. When all clients wait for answers, what is due is let go: it would only come in bursts."""
+    """Send requests at the rate. If all clients are busy, due requests are dropped, to avoid bursts."""
     last = time.perf_counter()
     credit = 0.0
     while not run.over:
@@ -146,7 +146,7 @@ async def pace(run: Run, rate: float) -> None:
 
 
 def cpu_s(pids: dict[str, list[int]]) -> dict[str, float]:
-    """Processor time so far, by role; `load` is this process."""
+    """CPU time so far, by role; `load` is this process."""
     ticks = os.sysconf("SC_CLK_TCK")
     found = {}
     for role, group in pids.items():
@@ -201,13 +201,13 @@ async def measure(load: Load) -> dict[str, Any]:
         client.transport.abort()
     if run.failure or not run.latencies:
         return {"failure": repr(run.failure or "no answer")}
-    # By a clock that all processes share: whoever asks for so many requests may look at what comes after them.
+    # All processes share this clock, so the caller can continue the measurement after the last request.
     began = {"began_at": before.at} if load.most else {}
     return figures(run.latencies, before, after) | began
 
 
 async def until(run: Run, seconds: float) -> None:
-    """Wait so long, or until something fails or all is done."""
+    """Wait, or until the run has ended early."""
     try:
         await asyncio.wait_for(run.ended.wait(), seconds)
     except TimeoutError:
@@ -228,7 +228,7 @@ def figures(latencies: array[float], before: Mark, after: Mark) -> dict[str, Any
 
 
 def percentiles(latencies: array[float]) -> dict[str, float]:
-    """Of seconds, in milliseconds."""
+    """Percentiles of latencies in seconds, as milliseconds."""
     ordered = sorted(latencies)
 
     def at(share: float) -> float:
@@ -238,7 +238,7 @@ def percentiles(latencies: array[float]) -> dict[str, float]:
 
 
 def in_a_process(module: str, task: object) -> subprocess.Popen[bytes]:
-    """Start a module of this package with a task on its standard input; its standard output is a result."""
+    """Start a module of this package with a pickled task on stdin; it writes its result to stdout."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"peers.{module}"],
         cwd=SCRIPTS,
@@ -258,14 +258,14 @@ def result_of(process: subprocess.Popen[bytes]) -> dict[str, Any]:
         raise RuntimeError("the load generator failed")
     result: dict[str, Any] = pickle.loads(text)
     if "failure" in result:
-        raise RuntimeError(f"an answer was no success: {result['failure']}")
+        raise RuntimeError(f"a request failed: {result['failure']}")
     return result
 
 
 def answer_with(measure: Callable[[Any], dict[str, Any]]) -> None:
-    """The other end of `in_a_process`: the task is measured, and its result or its failure is said."""
+    """The other end of `in_a_process`: read the task, measure, and write the result or the failure."""
     task = pickle.load(sys.stdin.buffer)
-    gc.disable()  # nothing here makes cycles, and a collection would be seen as a latency
+    gc.disable()  # there are no reference cycles, and collections would add latency
     try:
         result = measure(task)
     except (BadAnswer, OSError) as error:
@@ -274,7 +274,7 @@ def answer_with(measure: Callable[[Any], dict[str, Any]]) -> None:
 
 
 def drive(load: Load) -> dict[str, Any]:
-    """Let the generator run, and return its figures."""
+    """Run the generator and return its results."""
     return result_of(in_a_process("load", load))
 
 

@@ -1,4 +1,4 @@
-"""What the figures depend on beside the systems: the machine, and how long its disk takes to sync."""
+"""Description of the machine, including the sync latency of its disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe(folder: str, *, probe_s: float) -> dict[str, Any]:
 
 
 def fsync_us(folder: str, seconds: float) -> dict[str, float]:
-    """A write of 200 bytes into a zero-filled file and an fdatasync: the least that a durable write can cost."""
+    """Latency of writing 200 bytes to a zero-filled file with fdatasync: the minimum cost of a durable write."""
     path = f"{folder}/probe"
     took = []
     fd = os.open(path, os.O_RDWR | os.O_CREAT)
@@ -59,7 +59,7 @@ def _memory_gib() -> int:
 
 
 def _filesystem(folder: str) -> str:
-    """The type of the mount that holds the folder: the longest mount point that its path begins with."""
+    """The type of the file system that contains the folder, by the longest matching mount point."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     holding = [(point, kind) for point, kind in mounts if os.path.commonpath([point, folder]) == point]
     return max(holding, key=lambda mount: len(mount[0]))[1]

@@ -1,4 +1,4 @@
-"""Tables, figures and names as the benchmark page writes them."""
+"""Markdown of the benchmark page: tables, numbers, names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """On one line and without a bar, whatever a version or a reason contains."""
+    """Escape a cell: on one line, without a bar."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
@@ -29,7 +29,7 @@ def rate(value: float | None) -> str:
 
 
 def figure(value: float | None, unit: str = "") -> str:
-    """Three digits are more than a run on a shared machine can promise."""
+    """A number with three digits, which is more precise than the measurements."""
     if value is None:
         return "–"
     text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -47,7 +47,7 @@ def percentiles(row: Point) -> str:
 
 
 def in_order(rows: Iterable[Point], key: str) -> list[Any]:
-    """The values of a field: as the page orders them if it has an order, else as they first come."""
+    """The distinct values of a field, in the order of the page if defined there, else of first occurrence."""
     found = dict.fromkeys(row[key] for row in rows)
     ordered = [value for value in (*WORKS, *DURABILITIES, *SYSTEMS) if value in found]
     return ordered or list(found)
@@ -63,7 +63,7 @@ def why_missing(meta: dict[str, Any], system: str) -> str | None:
 
 
 def system_heads(meta: dict[str, Any]) -> list[str]:
-    """Column titles; a system that could not be measured says why in its own."""
+    """Column titles, with the reason for systems that could not be measured."""
     reasons = {system: why_missing(meta, system) for system in SYSTEMS}
     return [
         f"{NAMES[system]} ({reasons[system]})" if reasons[system] else NAMES[system] for system in SYSTEMS
@@ -71,14 +71,14 @@ def system_heads(meta: dict[str, Any]) -> list[str]:
 
 
 def cost_by_role(cpu_us: dict[str, float]) -> str:
-    """Processor time of a server's processes together, and of each kind where there are several."""
+    """CPU time of a server: the total, and by role if there are several."""
     parts = {role: used for role, used in cpu_us.items() if role != "load"}
     by_role = f" ({', '.join(f'{role} {figure(used)}' for role, used in parts.items())})" * (len(parts) > 1)
     return f"{figure(sum(parts.values()), 'µs')}{by_role}"
 
 
 def generator_note(measured: list[Point], place: Callable[[Point], str]) -> str:
-    """Where the load generator may have been what limited the figures."""
+    """A note on the points where the load generator may have been the bottleneck."""
     if full := [place(row) for row in measured if row["generator_share"] > BUSY]:
         return f"**The generator's core was full** at: {'; '.join(full)}."
     most = max(row["generator_share"] for row in measured)

@@ -1,4 +1,4 @@
-"""A server that does nothing: to every so many bytes it says the same. It shows what the load generator can do."""
+"""A server that sends a fixed response after every fixed number of bytes, to measure the load generator itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Connection(asyncio.Protocol):
 
 @contextmanager
 def null_server(exchange: Exchange, answer: bytes) -> Iterator[tuple[str, int]]:
-    """Its address and process id."""
+    """Run the server; yields its address and process id."""
     script = Script(len(exchange.hello(0)), len(exchange.numbered(0)), answer)
     process = in_a_process("null_server", script)
     assert process.stdout is not None

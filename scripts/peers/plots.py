@@ -1,4 +1,4 @@
-"""Plots as small SVG text: every figure is one element on one line, so that a change shows in a diff.
+"""Plots as small SVG files: every value is one element on one line, so that changes show in a diff.
 
 Two kinds serve all pages: `lines` (a value over steps such as clients, one panel beside the other) and `spans`
 (p50, p99 and p99.9 of each row on one axis). Colours are Okabe and Ito's, which colour-blind readers can tell
@@ -20,7 +20,7 @@ TITLE_HEIGHT = 34
 PANEL_HEIGHT = 250
 ROW_HEIGHT = 20
 TICKS_MAX = 9
-LABEL_GAP = 13  # the least distance at which two labels of 11 px do not touch
+LABEL_GAP = 13  # minimum distance of labels with 11 px
 
 STYLE = """\
 text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: #24292f }
@@ -50,7 +50,7 @@ COLOURS = 4
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A figure and the least and greatest of its rounds."""
+    """A value with the minimum and maximum of its rounds."""
 
     middle: float
     low: float
@@ -58,7 +58,7 @@ class Value:
 
 
 def value_of(row: dict[str, Any], measure: str) -> Value:
-    """A figure of a row of the results, with those of its rounds."""
+    """A value of a row of the results, with the range of its rounds."""
     rounds = [one[measure] for one in row["rounds"]]
     return Value(row[measure], min(rounds), max(rounds))
 
@@ -79,7 +79,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One row of `spans`: its percentiles, in rising order."""
+    """One row of `spans`: percentiles in ascending order."""
 
     group: str
     name: str
@@ -89,7 +89,7 @@ class Span:
 
 @dataclass(slots=True)
 class Axis:
-    """A logarithmic axis over all values, widened to round figures; `start` and `end` are pixels."""
+    """A logarithmic axis over all values, extended to round numbers; `start` and `end` are in pixels."""
 
     values: Iterable[float]
     start: float
@@ -107,10 +107,10 @@ class Axis:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each decade if that is not too many, else whole decades; both ends lie outside the values."""
+    """Ticks at 1, 2 and 5 of each decade if these are not too many, else at decades; both ends enclose the values."""
     fine = _ticks_around(low, high, (1, 2, 5))
     ticks = fine if len(fine) <= TICKS_MAX else _ticks_around(low, high, (1,))
-    # One value that is a tick itself gives one tick, and an axis needs two ends.
+    # A single value that is a tick gives only one tick, but an axis needs two.
     return ticks if len(ticks) > 1 else [low / 2, low, low * 2]
 
 
@@ -123,7 +123,7 @@ def _ticks_around(low: float, high: float, digits: Sequence[int]) -> list[float]
 
 
 def short(value: float) -> str:
-    """1500 → 1.5k: what fits beside a tick."""
+    """1500 → 1.5k: a short label for a tick."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
@@ -138,7 +138,7 @@ def lines(
     *,
     one_scale: bool = True,
 ) -> str:
-    """Panels two to a row; those of one row share their scale, unless `one_scale` says that their units differ."""
+    """Panels, two per row. Those of one row share a scale, unless `one_scale` is false because their units differ."""
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     width = (WIDTH - GAP * (columns + 1)) / columns
@@ -192,7 +192,7 @@ def _series(one: Series, at: dict[str, float], axis: Axis) -> list[str]:
 
 
 def _direct_labels(series: Sequence[Series], at: dict[str, float], axis: Axis) -> list[str]:
-    """Name and figure at the last value of each line, pushed apart where lines end close together."""
+    """Labels at the end of each line, moved apart where they would overlap."""
     ends: list[tuple[float, str, int]] = []
     for one in series:
         known = [one.values[step].middle for step in at if step in one.values]
@@ -205,7 +205,7 @@ def _direct_labels(series: Sequence[Series], at: dict[str, float], axis: Axis) -
 
 
 def spread(rising: Sequence[float]) -> list[float]:
-    """The same positions with at least LABEL_GAP between neighbours, each cluster around its own middle."""
+    """The positions with at least LABEL_GAP between neighbours; each cluster keeps its centre."""
     clusters: list[list[float]] = []
     for position in rising:
         clusters.append([position])
@@ -223,7 +223,7 @@ def _end(cluster: list[float]) -> float:
 
 
 def spans(title: str, x_label: str, names: Sequence[str], rows: Sequence[Span]) -> str:
-    """A row for each span: a line from its first to its last mark, the marks shrinking; `names` says what they are."""
+    """A row per span: a line from its first to its last mark, with shrinking marks; `names` labels the marks."""
     longest = max(max(len(row.name), len(row.group)) for row in rows)
     axis = Axis([mark for row in rows for mark in row.marks], GAP + 6.6 * longest + 24, WIDTH - 78)
     marks: list[str] = []
@@ -260,7 +260,7 @@ def _span(row: Span, axis: Axis, y: float) -> list[str]:
 
 
 def _marker(x: float, y: float, colour: int, title: str) -> str:
-    """Octagon, square, triangle, diamond: a second cue beside the colour."""
+    """Octagon, square, triangle or diamond, in addition to the colour."""
     shapes = (
         [(-4.0, -1.5), (-1.5, -4), (1.5, -4), (4, -1.5), (4, 1.5), (1.5, 4), (-1.5, 4), (-4, 1.5)],
         [(-3.5, -3.5), (3.5, -3.5), (3.5, 3.5), (-3.5, 3.5)],
@@ -288,5 +288,5 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def _px(value: float) -> str:
-    """Half a pixel is finer than the eye and coarse enough to keep the text short."""
+    """Rounded to half a pixel, to keep the file small."""
     return f"{round(value * 2) / 2:g}"

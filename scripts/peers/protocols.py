@@ -1,7 +1,7 @@
-"""Requests as bytes, and how it is seen that their answers are complete, for HTTP, Redis (RESP) and NATS.
+"""Requests as bytes, and detection of complete responses, for HTTP, Redis (RESP) and NATS.
 
-Nothing is parsed that need not be: a load generator that reads every answer with care measures itself. A client has
-one request on its way, so an answer is complete when its length, its number of lines or its end mark has come.
+Responses are not parsed, to keep the load generator fast. A client has one request in flight, so a response is complete
+when its length, its number of lines or its end mark has been received.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 import socket
 from dataclasses import dataclass, replace
 
-# Stands for a client's number in a request: NATS answers go to an inbox, and each client needs its own.
+# Placeholder for a client's number: NATS sends responses to an inbox, and each client needs its own.
 CLIENT = b"{client}"
-ADMIN = 99_999  # the number of the client that makes and deletes streams
-TAIL = 99_000  # and of the one that watches a stream's end
+ADMIN = 99_999  # number of the client that creates and deletes streams
+TAIL = 99_000  # number of the client that watches the end of a stream
 
-# Sent when a NATS connection opens; the PONG says that the subscription is in place.
+# Sent when a NATS connection opens; the PONG confirms the subscription.
 HELLO = {
     "nats": b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true}\r\n'
     b"SUB _INBOX.{client} 1\r\nPING\r\n"
@@ -24,19 +24,19 @@ HELLO = {
 HELLO_END = b"PONG\r\n"
 
 
-# At the beginning of an answer: an error of Redis, an error or a status of NATS.
+# At the start of a response: an error of Redis, or an error or status of NATS.
 REFUSED = re.compile(rb"\A-|-ERR|NATS/1\.0 [45]")
 
 
 class BadAnswer(Exception):
-    """The server refused, or said something that is no answer to what was asked."""
+    """The server refused the request, or sent an unexpected response."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request, and when its answer is complete.
+    """A request, and how to recognize the end of its response.
 
-    HTTP tells the length; others have so many lines, an end mark, or a size that is known because nothing changes.
+    HTTP has a length; the others a number of lines, an end mark, or a size known in advance because nothing changes.
     """
 
     protocol: str
@@ -65,7 +65,7 @@ class Exchange:
 
 
 class Answers:
-    """What one client has received. `feed` is true when the answer to its request is complete."""
+    """Responses to one client. `feed` returns True when a response is complete."""
 
     def __init__(self, records: int) -> None:
         self._records = records
@@ -76,7 +76,7 @@ class Answers:
 
     @property
     def records(self) -> float:
-        """Records answered for so far; those of a half answered pipeline count, they are done."""
+        """Records acknowledged so far, including those of an incomplete pipeline."""
         return self._complete * self._records
 
 
@@ -84,7 +84,7 @@ class HttpAnswers(Answers):
     def __init__(self, records: int) -> None:
         super().__init__(records)
         self._head = b""
-        self._missing = 0  # bytes of the body that have not come yet; 0: the head has not
+        self._missing = 0  # bytes of the body not received yet; 0: the head is incomplete
 
     def feed(self, data: bytes) -> bool:
         if self._missing:
@@ -136,7 +136,7 @@ class RedisLines(Answers):
 
 
 class NatsLines(RedisLines):
-    """Acknowledgements: two lines each. The server's own PINGs come between them."""
+    """Acknowledgements of two lines each, with PINGs of the server in between."""
 
     def __init__(self, records: int, lines: int) -> None:
         super().__init__(records, lines)
@@ -169,9 +169,9 @@ class MarkedAnswers(Answers):
 
 
 class SizedAnswers(Answers):
-    """Pages of a stream that nobody changes: looking for the end of each would cost more than the answer itself.
+    """Responses of a known size, from a stream that does not change: searching for their ends would be expensive.
 
-    A PING of the NATS server among them moves the ends that are seen by its six bytes, which matters to nobody.
+    A PING of the NATS server in between shifts the detected ends by six bytes, which does not matter.
     """
 
     def __init__(self, records: int, size: int) -> None:
@@ -191,7 +191,7 @@ class SizedAnswers(Answers):
 
 
 def payload(size: int) -> bytes:
-    """A record of so many bytes, the same for all: compact JSON."""
+    """A record of this size, the same for all systems: compact JSON."""
     return b'{"id":1748,"text":"' + b"x" * (size - 21) + b'"}'
 
 
@@ -209,7 +209,7 @@ def nats_publish(subject: str, body: bytes, reply: bytes = b"_INBOX.{client}") -
 
 
 def ask(address: str, exchange: Exchange, *, timeout_s: float = 60) -> bytes:
-    """One exchange over a connection of its own; the answer's bytes."""
+    """Run one exchange on a new connection; return the response."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
         hello = exchange.hello(ADMIN)
@@ -227,7 +227,7 @@ def ask(address: str, exchange: Exchange, *, timeout_s: float = 60) -> bytes:
 
 
 def sized(address: str, exchange: Exchange, record: bytes) -> Exchange:
-    """The same exchange with the size of its answer, once that is seen to hold as many records as it should."""
+    """The exchange with the size of its response, after a check that it has the right number of records."""
     answer = ask(address, exchange)
     if answer.count(record) != exchange.records:
         raise BadAnswer(b"%d records instead of %d" % (answer.count(record), exchange.records))
@@ -242,6 +242,6 @@ def _received(connection: socket.socket) -> bytes:
 
 
 def nats_ask(address: str, subject: str, body: object) -> bytes:
-    """A call of JetStream's management."""
+    """A request to JetStream's management API."""
     text = json.dumps(body).encode() if body is not None else b""
     return ask(address, Exchange("nats", nats_publish(subject, text), lines=2))

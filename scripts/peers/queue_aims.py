@@ -1,22 +1,22 @@
-"""The aims for queues, and how the results stand against them."""
+"""Aims for queues."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from peers import wording
+from peers.aims import AimResult
 from peers.compare import NAMES, OURS, PEERS, Comparison, Point, find, ratio
-from peers.held import Held
 
 WORKERS = (16, 50)
 FSYNC_BOUND = 2.0  # of each peer
 DISK_BOUND = 1.0  # of the slower peer
 FEW, MANY = 1_000, 1_000_000
-FLAT = 1.2  # what grows by less with a thousand times the jobs counts as flat
+FLAT = 1.2  # growth up to this factor, with a thousand times the jobs, counts as flat
 
 
-def judge(queue: list[Point], waiting: list[Point]) -> list[Held]:
-    """Every aim, also those that were not measured, so that none goes missing unseen."""
+def judge(queue: list[Point], waiting: list[Point]) -> list[AimResult]:
+    """All aims, including those that were not measured."""
     return [
         *(_beside(queue, "fsync", workers, peer, FSYNC_BOUND) for workers in WORKERS for peer in PEERS),
         *(_beside(queue, "disk", workers, _slower(queue, workers), DISK_BOUND) for workers in WORKERS),
@@ -25,7 +25,7 @@ def judge(queue: list[Point], waiting: list[Point]) -> list[Held]:
 
 
 def _slower(queue: list[Point], workers: int) -> str:
-    """The peer with fewer jobs a second. One that was not measured might be slower still, so it is named then."""
+    """The peer with fewer jobs per second, or one that was not measured, since it might be slower."""
     rates = {}
     for peer in PEERS:
         row = find(queue, system=peer, durability="disk", workers=workers)
@@ -33,13 +33,13 @@ def _slower(queue: list[Point], workers: int) -> str:
     return min(PEERS, key=lambda peer: rates[peer])
 
 
-def _beside(queue: list[Point], durability: str, workers: int, peer: str, bound: float) -> Held:
+def _beside(queue: list[Point], durability: str, workers: int, peer: str, bound: float) -> AimResult:
     where = {"durability": durability, "workers": workers}
     ours, theirs = find(queue, system=OURS, **where), find(queue, system=peer, **where)
     called = f"{NAMES[peer]}{wording.PEER_SETTING[peer, durability]}"
     if durability == "disk":
         called = f"the slower: {called}" if theirs else "the slower peer"
-    return Held(
+    return AimResult(
         f"queue, {workers} workers, {durability}: jobs/s",
         bound,
         at_most=False,
@@ -52,9 +52,9 @@ def _beside(queue: list[Point], durability: str, workers: int, peer: str, bound:
     )
 
 
-def _growth(waiting: list[Point]) -> Held:
+def _growth(waiting: list[Point]) -> AimResult:
     few, many = find(waiting, jobs=FEW), find(waiting, jobs=MANY)
-    return Held(
+    return AimResult(
         f"p50 of a claim with {MANY:,} jobs waiting, in ms, over that with {FEW:,}",
         FLAT,
         at_most=True,
@@ -65,7 +65,7 @@ def _growth(waiting: list[Point]) -> Held:
 
 
 def comparisons(queue: list[Point]) -> Iterator[Comparison]:
-    """Ours beside each peer: jobs a second."""
+    """Comparisons with each peer: jobs per second."""
     for ours in queue:
         if ours["system"] != OURS:
             continue

@@ -1,9 +1,9 @@
-"""The generator for queues, a process of its own: producers and workers of one queue, side by side.
+"""Load generator for queues, run as a separate process: producers and workers of one queue.
 
-One thread, raw sockets, one epoll for all. A worker claims, acks all it got in one go, and claims again. A producer sends
-a batch when the last was acknowledged and there is room: so many jobs are on their way or waiting at most, so that a
-queue is neither empty nor ever longer. In the end the queue is drained, and every job must have been handed out and
-acknowledged once.
+One thread, raw sockets, one epoll. A worker claims jobs, acks all of them at once, and claims again. A producer sends a
+batch when the previous one is acknowledged and there is room: the number of queued jobs and jobs in flight is bounded, so
+that the queue is never empty and does not grow. At the end the queue is drained, and every job must have been delivered
+and acknowledged exactly once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from peers.protocols import HELLO_END, BadAnswer, Exchange
 from peers.queue_protocols import QUEUE, calls
 
 STALLED_S = 10.0
-RECEIVED_MAX = 1 << 16  # a larger piece of memory would be mapped anew for every answer
+RECEIVED_MAX = 1 << 16  # malloc would map a larger buffer anew for every response
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Work:
     seconds: float
     warm_up: float = 1.0
     queue: str = QUEUE
-    held: int = 0  # jobs in the queue before; they stay as many, and the queue is not drained
-    pids: dict[str, list[int]] = field(default_factory=dict)  # whose processor time to report, by role
+    held: int = 0  # jobs in the queue at the start; their number is kept, and the queue is not drained
+    pids: dict[str, list[int]] = field(default_factory=dict)  # processes whose CPU time to report, by role
 
 
-class Shift:
-    """What all producers and workers share."""
+class State:
+    """State shared by all producers and workers."""
 
     def __init__(self, work: Work) -> None:
         self.calls = calls(work.protocol, work.queue)
@@ -60,43 +60,43 @@ class Shift:
 
     @property
     def may_stop(self) -> bool:
-        """Nothing more will come, so that a worker who finds nothing is done."""
+        """No more jobs will come, so a worker that finds none is done."""
         return self.over and not self.producing
 
 
 class Producer:
-    def __init__(self, shift: Shift, batch: Exchange, number: int) -> None:
-        self._shift = shift
+    def __init__(self, state: State, batch: Exchange, number: int) -> None:
+        self._state = state
         self._request = batch.numbered(number)
         self._feed = batch.answers().feed
         self._jobs = batch.records
         self.idle = True
 
     def next(self) -> bytes:
-        """A batch if there is room for it, else nothing."""
-        shift = self._shift
-        if shift.over or not shift.has_room:
+        """The next batch if there is room for it, else nothing."""
+        state = self._state
+        if state.over or not state.has_room:
             return b""
         self.idle = False
-        shift.producing += 1
-        shift.sent += self._jobs
+        state.producing += 1
+        state.sent += self._jobs
         return self._request
 
     def feed(self, data: bytes) -> bytes:
         if not self._feed(data):
             return b""
         self.idle = True
-        self._shift.producing -= 1
+        self._state.producing -= 1
         return self.next()
 
 
 class Worker:
-    def __init__(self, shift: Shift, number: int) -> None:
-        self._shift = shift
+    def __init__(self, state: State, number: int) -> None:
+        self._state = state
         self._number = number
-        self._claim = shift.calls.claim(number)
+        self._claim = state.calls.claim(number)
         self._came = b""
-        self._jobs: list[bytes] = []  # claimed, and their ack is on its way
+        self._jobs: list[bytes] = []  # claimed, with their ack in flight
         self._sent_at = 0.0
         self.idle = True
 
@@ -112,43 +112,43 @@ class Worker:
         return request or b""
 
     def _after_claim(self, came: bytes) -> bytes | None:
-        shift = self._shift
-        jobs = shift.calls.claimed(came)
+        state = self._state
+        jobs = state.calls.claimed(came)
         if jobs is None:
             return None
         if not jobs:
-            self.idle = shift.may_stop
+            self.idle = state.may_stop
             return b"" if self.idle else self.next()
         now = time.perf_counter()
-        shift.claims.append(now - self._sent_at)
-        shift.handed_out.append(jobs)
+        state.claims.append(now - self._sent_at)
+        state.handed_out.append(jobs)
         self._jobs = jobs
         self._sent_at = now
-        return shift.calls.ack(self._number, jobs)
+        return state.calls.ack(self._number, jobs)
 
     def _after_ack(self, came: bytes) -> bytes | None:
-        shift = self._shift
+        state = self._state
         count = len(self._jobs)
-        if not shift.calls.acked(came, count):
+        if not state.calls.acked(came, count):
             return None
-        shift.acks.append(time.perf_counter() - self._sent_at)
-        shift.acked += count
+        state.acks.append(time.perf_counter() - self._sent_at)
+        state.acked += count
         self._jobs = []
-        self.idle = shift.over and not shift.drains
+        self.idle = state.over and not state.drains
         return b"" if self.idle else self.next()
 
 
-class Floor:
-    """The connections, and who is at their ends."""
+class Connections:
+    """The connections of all producers and workers."""
 
     def __init__(self, work: Work) -> None:
-        self.shift = Shift(work)
+        self.state = State(work)
         self._epoll = select.epoll()
         self._lines: dict[int, socket.socket] = {}
         self._ends: dict[int, Producer | Worker] = {}
-        workers = [Worker(self.shift, number) for number in range(work.workers)]
+        workers = [Worker(self.state, number) for number in range(work.workers)]
         numbers = range(work.workers, work.workers + work.producers)
-        producers = [Producer(self.shift, work.produce, number) for number in numbers]
+        producers = [Producer(self.state, work.produce, number) for number in numbers]
         self._producers = [
             (self._join(work, end, number), end) for number, end in zip(numbers, producers, strict=True)
         ]
@@ -161,7 +161,7 @@ class Floor:
         if hello := work.produce.hello(number):
             line.sendall(hello)
             await_text(line, HELLO_END)
-        line.settimeout(None)  # with a timeout every read would poll first
+        line.settimeout(None)  # with a timeout, every read would call poll first
         self._lines[line.fileno()] = line
         self._ends[line.fileno()] = end
         self._epoll.register(line.fileno(), select.EPOLLIN)
@@ -178,7 +178,7 @@ class Floor:
             self._wake_producers()
 
     def finish(self) -> None:
-        self.shift.over = True
+        self.state.over = True
         while not self.all_idle:
             self._turn()
         for line in self._lines.values():
@@ -188,9 +188,9 @@ class Floor:
     def _turn(self) -> None:
         events = self._epoll.poll(STALLED_S)
         if not events:
-            shift = self.shift
+            state = self.state
             raise BadAnswer(
-                b"nothing came for %d s; %d jobs sent, %d done" % (STALLED_S, shift.sent, shift.acked)
+                b"nothing came for %d s; %d jobs sent, %d done" % (STALLED_S, state.sent, state.acked)
             )
         for fd, _ in events:
             data = self._lines[fd].recv(RECEIVED_MAX)
@@ -205,13 +205,13 @@ class Floor:
                 line.sendall(request)
 
     def _check(self) -> None:
-        """What was lost, or handed out twice, must not have been counted as fast."""
-        shift = self.shift
-        jobs = [job for claim in shift.handed_out for job in claim]
+        """Check that no job was lost or delivered twice."""
+        state = self.state
+        jobs = [job for claim in state.handed_out for job in claim]
         if len(set(jobs)) != len(jobs):
             raise BadAnswer(b"%d of %d jobs came twice" % (len(jobs) - len(set(jobs)), len(jobs)))
-        if shift.drains and shift.acked != shift.sent:
-            raise BadAnswer(b"%d jobs sent, %d done" % (shift.sent, shift.acked))
+        if state.drains and state.acked != state.sent:
+            raise BadAnswer(b"%d jobs sent, %d done" % (state.sent, state.acked))
 
 
 @dataclass
@@ -223,23 +223,23 @@ class Mark:
     cpu: dict[str, float]
 
     @classmethod
-    def now(cls, work: Work, shift: Shift) -> Mark:
-        return cls(time.perf_counter(), shift.acked, cpu_s(work.pids))
+    def now(cls, work: Work, state: State) -> Mark:
+        return cls(time.perf_counter(), state.acked, cpu_s(work.pids))
 
 
 def measure(work: Work) -> dict[str, Any]:
-    floor = Floor(work)
-    shift = floor.shift
-    floor.run(work.warm_up)
-    shift.claims, shift.acks = array("d"), array("d")
-    before = Mark.now(work, shift)
-    floor.run(work.seconds)
-    while not (shift.claims and shift.acks) and time.perf_counter() - before.at < LONGEST_S:
-        floor.run(0.5)
-    after = Mark.now(work, shift)
-    claims, acks = shift.claims, shift.acks
-    shift.claims, shift.acks = array("d"), array("d")
-    floor.finish()
+    connections = Connections(work)
+    state = connections.state
+    connections.run(work.warm_up)
+    state.claims, state.acks = array("d"), array("d")
+    before = Mark.now(work, state)
+    connections.run(work.seconds)
+    while not (state.claims and state.acks) and time.perf_counter() - before.at < LONGEST_S:
+        connections.run(0.5)
+    after = Mark.now(work, state)
+    claims, acks = state.claims, state.acks
+    state.claims, state.acks = array("d"), array("d")
+    connections.finish()
     if not claims or not acks:
         raise BadAnswer(b"no job was done")
     took = after.at - before.at
@@ -255,7 +255,7 @@ def measure(work: Work) -> dict[str, Any]:
 
 
 def drive(work: Work) -> dict[str, Any]:
-    """Let the generator run, and return its figures."""
+    """Run the generator and return its results."""
     return result_of(in_a_process("queue_load", work))
 
 

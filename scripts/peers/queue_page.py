@@ -1,4 +1,4 @@
-"""The part of the page about a queue and its workers."""
+"""Section of the page about queues."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _beside(measured: list[Point], meta: dict[str, Any], plots: Plots) -> list[s
     if not measured:
         return []
     plots["queue.svg"] = _plot(measured)
-    blocks = [wording.QUEUE, picture("queue.svg", "jobs a second and p50 of a claim over workers")]
+    blocks = [wording.QUEUE, picture("queue.svg", "jobs per second and p50 of a claim over workers")]
     blocks.append(wording.QUEUE_CELLS)
     for durability in in_order(measured, "durability"):
         rows = [row for row in measured if row["durability"] == durability]
@@ -109,11 +109,11 @@ def _waiting(waiting: list[Point], plots: Plots) -> list[str]:
 def _plot(measured: list[Point]) -> str:
     steps = [str(count) for count in sorted({row["workers"] for row in measured})]
     panels = []
-    for measure, label in (("jobs_per_s", "jobs a second (log)"), ("p50_ms", "p50 of a claim, ms (log)")):
+    for measure, label in (("jobs_per_s", "jobs per second (log)"), ("p50_ms", "p50 of a claim, ms (log)")):
         for durability in in_order(measured, "durability"):
             rows = [row for row in measured if row["durability"] == durability]
             panels.append(Panel(durability, label, _series(rows, measure)))
-    # One scale to a row is right only where a row shows one measure.
+    # A common scale per row makes sense only if a row shows one measure.
     return lines(TITLE, "workers", steps, panels, one_scale=len(panels) > 2)
 
 

@@ -1,4 +1,4 @@
-"""How each system keeps a queue: how it is made, what a worker sends, and how the answers give the jobs.
+"""Queues in each system: setup, requests of a worker, and parsing of responses.
 
 | | the queue | claim of 8 | ack of 8 |
 |---|---|---|---|
@@ -6,11 +6,11 @@
 | Redis | a stream with a consumer group | XREADGROUP COUNT 8 BLOCK | XACK and XDEL of all 8, in one pipeline |
 | NATS | a work-queue stream, a durable pull consumer with explicit acks | a fetch with batch 8 | 8 acks in a row, each confirmed |
 
-Redis: an ack of the other two takes the job off the disk. XACK alone leaves it in the stream, which would then grow for ever,
-so XDEL belongs to the same work. NATS: an ack without a reply promises nothing, and the other two answer; so each ack asks
-for a reply. Claims wait for jobs on all sides, so that an idle worker costs alike.
+Redis: in the other two systems an ack removes the job. XACK alone leaves it in the stream, which would grow forever, so
+XDEL is part of the work. NATS: an ack without a reply guarantees nothing, while the other two respond; so each ack
+requests a reply. Claims wait for jobs in all systems, so that idle workers cost the same.
 
-A worker has one request on its way. `claimed` and `acked` are given all that came since it was sent.
+A worker has one request in flight. `claimed` and `acked` get all data received since it was sent.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ WAIT_MS = 1000
 
 REDIS_QUEUE = b"$%d\r\n%b\r\n" % (len(QUEUE), QUEUE.encode())
 REDIS_GROUP = b"$%d\r\n%b\r\n" % (len(GROUP), GROUP.encode())
-# Of an answer to XREADGROUP; the number of its jobs follows.
+# Start of a response to XREADGROUP; the number of its jobs follows.
 REDIS_HEAD = b"*1\r\n*2\r\n" + REDIS_QUEUE + b"*"
 REDIS_NOTHING = b"*-1\r\n"
 REDIS_AFTER_ID = b"\r\n*2\r\n$1\r\nd\r\n"
 REDIS_HEAD_LINES = 5
 REDIS_JOB_LINES = 8
 NATS_PING = b"PING\r\n"
-NATS_END = b"\r\n\r\n\r\n"  # of a message without contents: a status
+NATS_END = b"\r\n\r\n\r\n"  # end of a message without contents, which is a status
 
 
 class Calls(Protocol):
     def claim(self, worker: int) -> bytes: ...
 
     def claimed(self, came: bytes) -> list[bytes] | None:
-        """The jobs, by what an ack needs to name them; None: there is more to come."""
+        """The jobs, by the names that an ack needs; None: the response is incomplete."""
 
     def ack(self, worker: int, jobs: list[bytes]) -> bytes: ...
 
     def acked(self, came: bytes, jobs: int) -> bool:
-        """False: there is more to come. An answer that settles fewer jobs is none."""
+        """False: the response is incomplete. Raises BadAnswer if fewer jobs were settled."""
 
 
 class HttpCalls:
@@ -125,7 +125,7 @@ class NatsCalls:
         return request.replace(protocols.CLIENT, b"%05d" % worker)
 
     def claimed(self, came: bytes) -> list[bytes] | None:
-        """Two lines a job. A status ends a batch that did not become full in time."""
+        """Two lines per job. A status ends a batch that was not filled in time."""
         if b"-ERR" in came:
             raise BadAnswer(came[:500])
         if b"NATS/1.0 " in came:
@@ -149,19 +149,19 @@ class NatsCalls:
 
 
 def nats_lines(came: bytes) -> int:
-    """Without the server's own PINGs. A line that has not ended may be the beginning of one: then there is more to come."""
+    """Remove PINGs of the server. An incomplete line may be the start of one: then the response is incomplete."""
     return came.count(b"\n") - came.count(NATS_PING) if came.endswith(b"\r\n") else 0
 
 
 def calls(protocol: str, queue: str = QUEUE) -> Calls:
-    """Only topics is measured with several queues; a peer's is always the one."""
+    """Only topics is measured with several queues; peers have one."""
     if protocol == "http":
         return HttpCalls(queue)
     return RedisCalls() if protocol == "resp" else NatsCalls()
 
 
 def make(target: Target) -> None:
-    """The queue, empty; `target.clear` takes it away."""
+    """Create an empty queue; `target.clear` deletes it."""
     if isinstance(target, Topics):
         make_topics(target)
     elif isinstance(target, Redis):
@@ -193,7 +193,7 @@ def _make_nats(address: str) -> None:
 
 
 def left(target: Target) -> int:
-    """Jobs that the system still keeps, waiting or handed out."""
+    """Number of jobs in the system, queued or in flight."""
     if isinstance(target, Topics):
         return int(json.loads(target.server.call("GET", f"/v0/topics/{QUEUE}")[2])["count"])
     if isinstance(target, Redis):

@@ -1,7 +1,7 @@
-"""A queue and its workers: jobs that are produced, claimed and acknowledged, and what a claim costs with many waiting.
+"""Queues: jobs are produced, claimed and acknowledged; and the cost of a claim with many queued jobs.
 
-All systems in turns, at equal durability, the producers beside the workers. Then topics alone, with up to a million jobs
-in the queue while a worker claims: three queues of one server in turns.
+All systems alternate, at equal durability, with concurrent producers and workers. Then, for topics alone, a worker claims
+from queues of up to a million jobs: three queues of one server, alternating.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from peers.work import Say, settle, warm_up_s
 
 WAITING = (FEW, 100_000, MANY)
 PRODUCERS = 4
-BATCH = 100  # jobs in a producer's request
-# Sent and not acknowledged: what 50 workers hold (400) and what the producers have on their way (400), and more than
-# that again, so that a claim finds jobs while the next come.
+BATCH = 100  # jobs per request of a producer
+# Jobs sent and not acknowledged: those of 50 workers (400), those in flight from producers (400), and more than that
+# again, so that a claim always finds jobs.
 WAITING_MAX = 2000
 PAYLOAD = protocols.payload(100)
 FIGURES = (
@@ -35,7 +35,7 @@ FIGURES = (
 def measure(
     fleet: Fleet, durability: str, workers: int, *, seconds: float, rounds: int, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """A row for each system; one that fails has a row that says so."""
+    """Yield a row for each system, also for failed ones."""
     turns = take_turns(
         fleet.at(durability),
         rounds=rounds,
@@ -52,7 +52,7 @@ def measure(
 
 
 def measure_once(target: Target, workers: int, seconds: float) -> dict[str, Any]:
-    target.clear(QUEUE)  # what a failure may have left
+    target.clear(QUEUE)  # in case of an earlier failure
     queue_protocols.make(target)
     work = Work(
         target.protocol,
@@ -78,7 +78,7 @@ def measure_once(target: Target, workers: int, seconds: float) -> dict[str, Any]
 def measure_waiting(
     folder: str, sizes: list[int], *, seconds: float, rounds: int, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """One worker of topics claims, while one producer brings as many as it takes: a claim waits for nobody else's."""
+    """Measure one worker of topics, while one producer adds as many jobs as it claims. There are no concurrent claims."""
     with running(f"{folder}/waiting") as target:
         for size in sizes:
             say(f"queue of {size} jobs, filling")

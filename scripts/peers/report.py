@@ -1,6 +1,6 @@
-"""The benchmark page: results.json in, docs/benchmarks.md and docs/benchmarks/*.svg out.
+"""Generates docs/benchmarks.md and docs/benchmarks/*.svg from results.json.
 
-The page is made from the results alone, so the same JSON gives the same bytes:
+The output depends only on the results, so it can be regenerated:
 
     python scripts/peers/report.py docs/benchmarks/results.json
 """
@@ -17,24 +17,24 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from peers import (
-    adding,
-    alone,
-    beside,
     compare,
     fanout_aims,
     fanout_page,
     forward_aims,
     forward_page,
+    merge_results,
     queue_aims,
     queue_page,
+    topics_page,
     wording,
+    works_page,
 )
+from peers.aims import aim_rows
 from peers.compare import NAMES, PEERS, SYSTEMS, WORKS, Aim, Comparison, Judged, Point
-from peers.held import aim_rows
 from peers.markdown import Plots, figure, rate, table, times, why_missing
 
 FULL_SECONDS = 10  # a point of a full run takes at least this long
-SHOWN_BEHIND = 12  # the rest of a longer list folds away
+SHOWN_BEHIND = 12  # the rest of the list is folded
 
 
 def write(results: dict[str, Any], docs: Path) -> None:
@@ -42,7 +42,7 @@ def write(results: dict[str, Any], docs: Path) -> None:
     folder = docs / "benchmarks"
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.svg"):
-        if old.name not in plots:  # of an earlier run that measured more
+        if old.name not in plots:  # from an earlier run with more parts
             old.unlink()
     for name, svg in plots.items():
         (folder / name).write_text(svg, encoding="utf-8")
@@ -58,16 +58,16 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
         *_failed(results.get("failed", [])),
         *_summary(results),
         *_behind(results),
-        *(block for work in WORKS for block in beside.work(results, work, plots)),
-        *beside.tail(results, plots),
+        *(block for work in WORKS for block in works_page.work(results, work, plots)),
+        *works_page.tail(results, plots),
         *fanout_page.section(results, plots),
         *queue_page.section(results, plots),
         *forward_page.section(results, plots),
-        *beside.processor(results),
-        *alone.scaling(results, plots),
-        *alone.backlog(results, plots),
-        *alone.stages(results, plots),
-        *alone.generator(results),
+        *works_page.processor(results),
+        *topics_page.scaling(results, plots),
+        *topics_page.backlog(results, plots),
+        *topics_page.stages(results, plots),
+        *topics_page.generator(results),
         *_reading(results["meta"]),
         *_machine(results["meta"]),
     ]
@@ -75,7 +75,7 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
 
 
 def _comparisons(results: dict[str, Any]) -> list[Comparison]:
-    """Every point of ours beside each peer; a ratio below 1 is behind."""
+    """All comparisons with peers; a ratio below 1 means that topics is slower."""
     return [
         *compare.comparisons(results.get("points", []), results.get("tail", [])),
         *fanout_aims.comparisons(results.get("fanout", [])),
@@ -85,7 +85,7 @@ def _comparisons(results: dict[str, Any]) -> list[Comparison]:
 
 
 def _key_figures(everything: list[Comparison]) -> list[str]:
-    """For each kind of work the lowest and the highest ratio to each peer."""
+    """The lowest and highest ratio to each peer, by kind of work."""
     rows = []
     for begins, work in wording.KEY_FIGURES.items():
         of_work = [one for one in everything if one.what.startswith(begins)]
@@ -128,7 +128,7 @@ def _opening(meta: dict[str, Any]) -> list[str]:
 
 
 def _dates(meta: dict[str, Any]) -> str:
-    """When the figures are from: parts may have been measured later than the rest."""
+    """Dates of the results: parts may have been measured later."""
     added = meta.get("added", {})
     if not added:
         return str(meta["date"])
@@ -138,7 +138,7 @@ def _dates(meta: dict[str, Any]) -> str:
 
 
 def _failed(rows: list[dict[str, Any]]) -> list[str]:
-    """What was asked for and could not be measured: a reader must not take it for left out."""
+    """A list of failed measurements."""
     blocks = []
     for row in rows:
         what = " ".join(str(value) for key, value in row.items() if key != "failed")
@@ -148,12 +148,12 @@ def _failed(rows: list[dict[str, Any]]) -> list[str]:
 
 def _summary(results: dict[str, Any]) -> list[str]:
     judged = compare.judge(results.get("points", []))
-    held = adding.held(results)
+    section_results = merge_results.section_aims(results)
     rows = [_aim_row(one, results["meta"]) for one in judged]
-    rows += aim_rows(held, results["meta"])
+    rows += aim_rows(section_results, results["meta"])
     head = ("work, records of 100 B", "against", "ours", "theirs", "ratio", "aim", "")
     known = [one.met for one in judged if one.ratio is not None]
-    known += [one.met for one in held if one.value is not None]
+    known += [one.met for one in section_results if one.value is not None]
     count = f"{sum(known)} of {compare.count_of(len(known), 'measured aim')} met."
     return ["## Summary", count if known else "No aim was measured.", table(head, rows), wording.RATIO]
 

@@ -1,4 +1,4 @@
-"""topics alone: with more shards, and with more records already in the topic."""
+"""Measurements of topics alone: with more shards, and with a larger backlog."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from peers.work import Say, cpu_us_per_record, settle, warm_up_s
 
 SHARDS = (1, 2, 4)
 BACKLOGS = (10_000, 1_000_000, 10_000_000)
-FILL_STEP = 10_000  # records in one request
+FILL_STEP = 10_000  # records per request
 CLIENTS = {"single": 64, "batch": 16}
 PAYLOAD = protocols.payload(100)
 
@@ -32,7 +32,7 @@ def running(folder: str, **environment: str) -> Iterator[Topics]:
 
 
 def measure_shards(folder: str, *, seconds: float, say: Say) -> Iterator[dict[str, Any]]:
-    """Every client has a topic of its own, so that all shards have work."""
+    """Measure with 1 to several shards. Every client has its own topic, so that all shards have work."""
     for shards in SHARDS:
         with running(f"{folder}/shards-{shards}", TOPICS_WAL_SHARDS=str(shards)) as target:
             for work, clients in CLIENTS.items():
@@ -56,7 +56,7 @@ def measure_shards(folder: str, *, seconds: float, say: Say) -> Iterator[dict[st
 
 
 def measure_backlog(folder: str, *, most: int, seconds: float, say: Say) -> Iterator[dict[str, Any]]:
-    """Single writes at the end and pages of 100 from the middle, with 16 clients."""
+    """Measure single writes at the end and reads of 100 records from the middle, with 16 clients."""
     held = 0
     with running(f"{folder}/backlog") as target:
         target.make()

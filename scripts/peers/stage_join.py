@@ -1,7 +1,7 @@
-"""From marks to stages: follows each write by its request number through front and worker to the reader's answer.
+"""Computes stages from marks: follows each write by its request number through front and worker to the reader's response.
 
-The stages of one delivery follow each other without a gap, so that they add up to what the client measures. Those with
-a slash in their name are parts of the stage before the slash.
+The stages of a delivery are contiguous, so that they add up to the latency that the client measures. Stages with a slash
+in their names are parts of the stage before the slash.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CLIENT_STAGES = ("arrive", "leave")
 
 @dataclass(slots=True)
 class Passed:
-    """When one request passed the points of the front."""
+    """When a request passed the points of the front."""
 
     parsing: int = 0
     placed: int = 0
@@ -32,12 +32,12 @@ class Passed:
 @dataclass(slots=True)
 class Turn:
     began: int
-    sync: int  # which sync it reports; 0: none
+    sync: int  # number of the sync it reports; 0: none
     appending: int = 0
     appended: int = 0
     woken: int = 0
     sent: int = 0
-    reads: dict[int, int] = field(default_factory=dict)  # request → last seq in its answer
+    reads: dict[int, int] = field(default_factory=dict)  # request → last seq in its response
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ def follow_front(marks: Iterable[Mark]) -> dict[int, Passed]:
 
 
 def follow_worker(marks: Iterable[Mark]) -> dict[int, tuple[int, Write]]:
-    """Writes by their seq, each with its request number."""
+    """Writes by seq, with their request numbers."""
     open_writes: dict[int, Write] = {}
     writes: dict[int, tuple[int, Write]] = {}
     received: list[Write] = []
@@ -111,7 +111,7 @@ def follow_worker(marks: Iterable[Mark]) -> dict[int, tuple[int, Write]]:
 
 
 def follow_syncs(marks: Iterable[Mark]) -> dict[int, tuple[int, int]]:
-    """When each sync began and ended, on its thread."""
+    """Start and end of each sync, in its thread."""
     began: dict[int, int] = {}
     spans: dict[int, tuple[int, int]] = {}
     for point, _, number, ns in marks:
@@ -128,7 +128,7 @@ def deliveries(
     worker: dict[int, tuple[int, Write]],
     syncs: dict[int, tuple[int, int]],
 ) -> list[dict[str, int]]:
-    """Of each write whose publication woke the reader: how long every stage took, in nanoseconds."""
+    """For each write whose publication woke the reader: the duration of every stage, in nanoseconds."""
     found: list[dict[str, int]] = []
     for seq, sent in seen.sent.items():
         if seq not in worker or seq not in seen.read:
@@ -138,7 +138,7 @@ def deliveries(
         reads = write.published_in.reads
         reader = next((number for number, to in reads.items() if to >= seq), None)
         if reader is None:
-            continue  # it was not waiting at that moment
+            continue  # the reader was not waiting at that moment
         found.append(_stages(sent, seen.read[seq], front[request], front[reader], write, syncs))
         found[-1]["write ack"] = seen.acked[seq] - sent
     return found
@@ -150,7 +150,7 @@ def acknowledgements(
     worker: dict[int, tuple[int, Write]],
     syncs: dict[int, tuple[int, int]],
 ) -> list[dict[str, int]]:
-    """The same of each write until its own answer, for a run without a reader."""
+    """For each write: the duration of every stage until its own response, for a run without a reader."""
     found: list[dict[str, int]] = []
     for seq, sent in seen.sent.items():
         request, write = worker[seq]
@@ -164,7 +164,7 @@ def _stages(
 ) -> dict[str, int]:
     first, last = write.staged_in, write.published_in
     assert first is not None and last is not None
-    # The client may wake while the front's system call is still on its way back.
+    # The client may wake before the front's system call returns.
     written = min(back.written, seen)
     began = last.began if last.sync else first.appended
     woken = last.woken or write.published

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 
 SECOND_NS = 1_000_000_000
-LONE_PAUSE_NS = 1_000_000  # the reader is back at the shard by then, and all processes sleep
+LONE_PAUSE_NS = 1_000_000  # enough for the reader to wait again, and for all processes to sleep
 WAIT_MS = 20_000
 DATA = b'{"id":1748,"text":"%b"}' % (b"x" * 76)  # 100 bytes
 
 
 @dataclass
 class Seen:
-    """By seq, in nanoseconds: when each write was sent, when it was acknowledged, when the reader had it."""
+    """By seq, in nanoseconds: when each write was sent, acknowledged, and received by the reader."""
 
     sent: dict[int, int] = field(default_factory=dict)
     acked: dict[int, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Seen:
 
 
 class Client:
-    """One connection with at most one open request."""
+    """A connection with at most one request in flight."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -50,7 +50,7 @@ class Client:
         self.socket.sendall(request)
 
     def receive(self) -> bytes | None:
-        """The body of the answer once it is complete."""
+        """The body of the response, once it is complete."""
         self._parts += self.socket.recv(1 << 20)
         head, end, body = self._parts.partition(b"\r\n\r\n")
         if not end or len(body) < _number_after(head, b"Content-Length: "):
@@ -84,7 +84,7 @@ class Load:
             client.socket.close()
 
     def run(self, seconds: float, rate: float | None) -> Seen:
-        """Write at `rate` a second, as fast as the connections allow (0), or (None) one at a time with pauses."""
+        """Write at this rate per second, as fast as possible (0), or one at a time with pauses (None)."""
         chance = random.Random(1)
         seen = Seen(began_ns=perf_counter_ns())
         end_ns = seen.began_ns + round(seconds * SECOND_NS)
@@ -96,7 +96,7 @@ class Load:
             elif self._idle and (not rate or now_ns >= next_ns):
                 self._idle.pop().send(self._write)
                 next_ns += round(chance.expovariate(rate) * SECOND_NS) if rate else 0
-                continue  # the next may be due already
+                continue  # the next one may already be due
             wait_ns = next_ns - now_ns if self._idle and next_ns > now_ns else SECOND_NS // 100
             if self._receive(seen, wait_ns) and rate is None and self._is_quiet():
                 next_ns = perf_counter_ns() + LONE_PAUSE_NS
@@ -106,7 +106,7 @@ class Load:
         return seen
 
     def _is_quiet(self) -> bool:
-        """Every write is acknowledged and, where there is a reader, seen by it."""
+        """Whether every write is acknowledged and, if there is a reader, received by it."""
         return len(self._idle) == len(self._writers) and (
             self._reader is None or self._read_to >= self._acked_to
         )

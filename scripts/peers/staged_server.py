@@ -1,9 +1,9 @@
-"""The server with a clock in it: the product's own processes, with marks put around the methods that end a stage.
+"""An instrumented server: the product's processes, with marks around the methods that end a stage.
 
     python -m peers.staged_server FOLDER
 
-The product's code is not changed and does not know of it: the supervisor is given other functions for its children to run, which
-wrap their methods before they call their `main`. Each writes its marks to FOLDER when it ends.
+The product's code is not changed: the supervisor gets other entry points for its children, which wrap methods before they
+call the original `main`. Each process writes its marks to FOLDER at its exit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def wrap_front(marks: Marks) -> None:
 
     def send(self: PendingRequests, *arguments: Any) -> int:
         *request, on_reply = arguments
-        began_ns = received_ns  # a request is placed inside of the call that received its bytes
+        began_ns = received_ns  # a request is placed within the call that received its bytes
 
         def answered(reply: Any) -> None:
             on_reply(reply)
@@ -86,7 +86,7 @@ def wrap_front(marks: Marks) -> None:
         return number
 
     def link(self: ShardClient) -> None:
-        # Before and not after: the system call inside wakes the other side, which may run before it returns.
+        # Marked before the call: its system call wakes the other side, which may run before it returns.
         put(points.LINKED, 0, 0, perf_counter_ns())
         plain_link(self)
 
@@ -104,7 +104,7 @@ def wrap_front(marks: Marks) -> None:
 
 
 def wrap_loop(marks: Marks) -> None:
-    """Where the worker meets its links."""
+    """Instrument the worker's side of the links."""
     from topics.engine.commands.topics import Page
     from workers.shard.core import ShardCore
     from workers.shard.loop import ShardLoop
@@ -179,7 +179,7 @@ def wrap_engine(marks: Marks) -> None:
 
 
 def wrap_syncs(marks: Marks) -> None:
-    """The thread that syncs runs one job at a time, and its jobs are reported in their order."""
+    """Instrument the sync thread, which runs one job at a time and reports them in order."""
     from topics.engine.runtime.engine import Job
 
     plain_run = Job.run

@@ -1,11 +1,11 @@
-"""The stage budget: where the time of one write and of its delivery to a waiting reader goes.
+"""The stage budget: the latency of a write and of its delivery to a waiting reader, by stage.
 
     python scripts/peers/stages.py [--seconds 5] [--dir FOLDER] [--json PATH]
 
-The real server runs with marks around the methods that end a stage (staged_server.py); the clients are in this
-process, and all read one clock. `lone`: one writer, which waits until its record is acknowledged and read, and a pause
-longer, so that every process sleeps when the next write comes. `half`: 64 writers, at random moments, half as many
-writes a second as they can make. Both with one reader in a long poll.
+The real server runs with marks around the methods that end a stage (staged_server.py); the clients are in this process,
+and all use one clock. `lone`: one writer, which waits until its record is acknowledged and read, and then pauses, so
+that all processes sleep when the next write comes. `half`: 64 writers at random times, at half of their maximum rate.
+Both with one reader in a long poll.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WRITERS = 64
 WARM_UP_S = 0.5
 MAXIMUM_S = 1.5
 
-# What the first analysis of the design expected of each stage.
+# Expected duration of each stage, from the initial design.
 SEED_BUDGET = {
     "parse": "50–200 µs (HTTP parse + validate)",
     "write": "10–50 µs (WAL frame serialize + buffered write)",
@@ -95,7 +95,7 @@ def measure(folder: str, *, seconds: float) -> list[dict[str, Any]]:
 
 
 def measure_acks(folder: str, *, seconds: float) -> list[dict[str, Any]]:
-    """One client in a closed loop, and no reader: the lone write of the comparison."""
+    """One client in a closed loop without a reader, as in the comparison of single writes."""
     rows: list[dict[str, Any]] = []
     for durability in ("disk", "fsync"):
         _say(f"stages: {durability} acks, {seconds:g} s")
@@ -207,7 +207,7 @@ def _at(values: Sequence[int], share: float) -> float:
 
 @contextmanager
 def _server(folder: str, durability: str, *, staged: bool = False) -> Iterator[str]:
-    """One front, one shard; the topic is there when this returns."""
+    """Start a server with one front and one shard, and create the topic."""
     os.makedirs(folder, exist_ok=True)
     port_file = Path(folder, "port")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}

@@ -1,6 +1,6 @@
-"""The systems that are measured: how each is started, and how its requests look.
+"""The measured systems: how to start them, and their requests.
 
-All listen on loopback and keep their data below one folder, on one disk. A `Target` is a system at one durability:
+All listen on loopback and keep their data on the same disk. A `Target` is a system at one durability:
 
 | | `fsync`: acknowledged after a sync | `disk`: acknowledged after the write, synced soon after |
 |---|---|---|
@@ -8,10 +8,10 @@ All listen on loopback and keep their data below one folder, on one disk. A `Tar
 | Redis | `appendfsync always` | `appendfsync everysec` |
 | NATS | `sync_interval: always` | its default, a sync every 2 minutes |
 
-A third, `ephemeral`, is in memory alone: topics' class of that name, Redis without its log, and NATS without JetStream.
+A third, `ephemeral`, is in memory only: topics with that durability, Redis without its log, NATS without JetStream.
 
-Streams are deleted and made anew between measurements, so that neither disk nor Redis's memory fills up. Redis makes no
-snapshots, and compacts its log between measurements instead of within them, which is to its advantage.
+Streams are deleted and created again between measurements, to limit disk and memory usage. Redis takes no snapshots, and
+compacts its log between measurements instead of during them, which is to its advantage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ START_S = 60.0
 
 
 class TopicsServer:
-    """Supervisor, fronts and workers; environment variables of the server as keywords."""
+    """A topics server; keyword arguments are its environment variables."""
 
     def __init__(self, folder: str, **environment: str) -> None:
         os.makedirs(folder, exist_ok=True)
@@ -75,7 +75,7 @@ class TopicsServer:
         return response.status, {k.lower(): v for k, v in response.getheaders()}, content
 
     def pids(self) -> dict[str, list[int]]:
-        """The processes that take part in a request, by role: front, shard."""
+        """The processes that handle requests, by role: front, shard."""
         found: dict[str, list[int]] = {}
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         for pid in children:
@@ -84,7 +84,7 @@ class TopicsServer:
         return found
 
     def all_pids(self) -> dict[str, list[int]]:
-        """Also the process that only looks after them."""
+        """All processes, including the supervisor."""
         return {**self.pids(), "supervisor": [self._process.pid]}
 
     def stop(self) -> None:
@@ -101,7 +101,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], 
 
 
 def memory_bytes(pids: dict[str, list[int]]) -> int:
-    """What the processes hold in memory now."""
+    """Resident memory of the processes."""
     pages = [
         int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for group in pids.values() for pid in group
     ]
@@ -122,26 +122,26 @@ class Target:
         raise NotImplementedError
 
     def make(self, stream: str = STREAM) -> None:
-        """Make the stream, empty."""
+        """Create the stream, empty."""
         raise NotImplementedError
 
     def clear(self, stream: str = STREAM) -> None:
-        """Delete it; when this returns, its remains cost nothing any more."""
+        """Delete the stream, and wait until that causes no more work."""
         raise NotImplementedError
 
     def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
         raise NotImplementedError
 
     def read(self, count: int) -> Exchange:
-        """The first `count` records."""
+        """Read the first `count` records."""
         raise NotImplementedError
 
     def next_write(self, number: int, payload: bytes) -> Exchange:
-        """The write of record `number` (from 1) of the stream whose end is watched."""
+        """Write record `number` (from 1) to the stream with a waiting reader."""
         raise NotImplementedError
 
     def next_read(self, number: int) -> Exchange:
-        """What a reader that waits for record `number` sends; an empty request: nothing, it is told anyway."""
+        """The request of a reader that waits for record `number`; empty if the server pushes."""
         raise NotImplementedError
 
     def fill(self, payload: bytes, records: int) -> None:
@@ -195,7 +195,7 @@ class Topics(Target):
 
 
 class Process(Target):
-    """A peer: one server process for one durability."""
+    """A peer: one server process per durability."""
 
     def __init__(self, durability: str, folder: str) -> None:
         super().__init__(durability)
@@ -241,7 +241,7 @@ class Redis(Process):
         return ["redis-server", *[word for name, value in settings.items() for word in (f"--{name}", value)]]
 
     def make(self, stream: str = STREAM) -> None:
-        """The first XADD makes it."""
+        """Created by the first XADD."""
 
     def clear(self, stream: str = STREAM) -> None:
         self._call(b"DEL", stream.encode())
@@ -267,7 +267,7 @@ class Redis(Process):
         return Exchange("resp", protocols.redis_command(*words), count, lines=1 + 8 * count)
 
     def next_write(self, number: int, payload: bytes) -> Exchange:
-        # Ids of our own, so that the reader can wait for exactly this one.
+        # Explicit ids, so that the reader can wait for exactly this record.
         words = (b"XADD", TAIL_STREAM.encode(), b"%d-1" % number, b"d", payload)
         return Exchange("resp", protocols.redis_command(*words), lines=2)
 
@@ -284,7 +284,7 @@ class Nats(Process):
         sync = "sync_interval: always\n" if self.durability == "fsync" else ""
         stored = f"jetstream {{\nstore_dir: {json.dumps(folder)}\nmax_file_store: 64G\n{sync}}}\n"
         Path(f"{folder}/server.conf").write_text(
-            f"listen: 127.0.0.1:{port}\nping_interval: 10m\n"  # a client that only counts need not answer pings
+            f"listen: 127.0.0.1:{port}\nping_interval: 10m\n"  # so that clients that only count need not respond to pings
             + ("" if self.durability == "ephemeral" else stored)
         )
         return [nats_server(), "-c", f"{folder}/server.conf"]
@@ -309,7 +309,7 @@ class Nats(Process):
             protocols.nats_ask(self.address, f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.tail", body)
 
     def clear(self, stream: str = STREAM) -> None:
-        if self.durability == "ephemeral":  # core keeps nothing; that it answers is all there is to know
+        if self.durability == "ephemeral":  # NATS core stores nothing
             protocols.ask(self.address, Exchange("nats", b"PING\r\n", end=protocols.HELLO_END))
             return
         try:
@@ -326,7 +326,7 @@ class Nats(Process):
     def read(self, count: int) -> Exchange:
         body = b'{"seq":1,"batch":%d}' % count
         request = protocols.nats_publish(f"$JS.API.DIRECT.GET.{STREAM}", body)
-        return Exchange("nats", request, count, end=b"\r\n\r\n\r\n")  # an empty message is the last
+        return Exchange("nats", request, count, end=b"\r\n\r\n\r\n")  # an empty message ends the batch
 
     def next_write(self, number: int, payload: bytes) -> Exchange:
         return self.write(payload, 1, TAIL_STREAM)
@@ -336,7 +336,7 @@ class Nats(Process):
 
 
 def nats_server() -> str:
-    """The program; the package of the environment's own comes first."""
+    """The path of a program, preferably from the virtual environment."""
     return shutil.which("nats-server", path=f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}") or ""
 
 
@@ -347,12 +347,12 @@ def free_port() -> int:
 
 
 class Fleet:
-    """All systems at all durabilities, started together and kept: those that are not being measured are idle."""
+    """All systems at all durabilities. They keep running, but are idle unless measured."""
 
     def __init__(
         self, folder: str, names: tuple[str, ...], durabilities: tuple[str, ...], **environment: str
     ) -> None:
-        """`environment` is of the topics server."""
+        """`environment`: variables of the topics server."""
         self.folder = folder
         self._environment = environment
         self.missing = {name: why for name in names if (why := absent(name))}
@@ -385,7 +385,7 @@ class Fleet:
 
 
 def absent(name: str) -> str:
-    """Why a system cannot be measured here; empty: it can."""
+    """Why a system cannot be measured here, or ""."""
     if name == "redis" and not shutil.which("redis-server"):
         return "redis-server is not installed"
     if name == "nats" and not nats_server():

@@ -1,8 +1,8 @@
-"""From a write to a reader that waits at the end of the stream, with nothing else to do and at half load.
+"""Latency from a write to a reader that waits at the end of the stream, on an idle server and at half load.
 
-A process of its own has one reader and one writer, and one record on its way at a time: the reader is waiting, the
-record is written, the reader has it. Load comes from the generator, another process, and goes to another stream of the
-same server: half as many single writes a second as 64 clients can make.
+A separate process has one reader and one writer, with one record at a time: the reader waits, the record is written, the
+reader receives it. Load comes from the generator, another process, and goes to another stream of the same server, at half
+the rate of single writes that 64 clients achieve.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from peers.systems import TAIL_STREAM, Fleet, Target
 from peers.work import FAILURES, Say, settle, warm_up_s
 
 CLIENTS = 64
-PAUSE_S = 0.002  # before each write, for the reader to be waiting
+PAUSE_S = 0.002  # before each write, so that the reader is waiting
 LOAD_HEADSTART_S = 1.0
 
 
@@ -40,7 +40,7 @@ class Watch:
 
 
 class Line(asyncio.Protocol):
-    """A connection that is asked one thing at a time and remembers when the answer came."""
+    """A connection with one request at a time, which records when the response arrived."""
 
     def __init__(self, exchange: Exchange, number: int) -> None:
         self._hello = exchange.hello(number)
@@ -111,7 +111,7 @@ async def watch(task: Watch) -> dict[str, Any]:
 def measure(
     fleet: Fleet, points: list[dict[str, Any]], *, seconds: float, say: Say
 ) -> Iterator[dict[str, Any]]:
-    """All systems in turns; `points` are those already measured, where the most writes a second is looked up."""
+    """Measure all systems, alternating. `points` are the results so far, which contain the maximum write rates."""
     for load in ("idle", "half"):
         for durability in ("fsync", "disk"):
             for target in fleet.at(durability):

@@ -1,4 +1,4 @@
-"""Rounds in which each contender has its turn, so that noise of the machine hits all alike."""
+"""Rounds in which all contenders take turns, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def take_turns(
     say: Say,
     name: Callable[[Contender], str],
 ) -> Iterator[tuple[Contender, list[Result] | str]]:
-    """Each with the results of its rounds, or with why it failed; who failed once is not asked again."""
+    """Yield each contender with the results of its rounds, or its error. It is not run again after a failure."""
     results: list[list[Result]] = [[] for _ in contenders]
     failures: dict[int, str] = {}
     for number in range(rounds):
-        turn = number % max(1, len(contenders))  # so that nobody is always measured after the same other one
+        turn = number % max(1, len(contenders))  # vary the order
         for i in [*range(turn, len(contenders)), *range(turn)]:
             if i in failures:
                 continue
@@ -38,7 +38,7 @@ def take_turns(
 
 
 def summary(rounds: list[Result], figures: Sequence[str], *, each: str) -> Result:
-    """Medians over the rounds: of these figures, of the processor time for `each` of what was counted, by role, and of the
+    """Medians over the rounds: of these values, of the CPU time per `each` of the counted units, by role, and of the
     share of a core that the generator took.
     """
     costs = {

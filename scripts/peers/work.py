@@ -1,6 +1,6 @@
-"""The points: one work at one durability with so many clients and one payload size, for all systems in turns.
+"""Points of the comparison: one kind of work at one durability, number of clients and payload size, for all systems.
 
-Writes go to a stream that is empty when a measurement begins; reads take the first 1000 records of 10 000.
+Writes go to an initially empty stream; reads get the first 1000 of 10 000 records.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ QUIET_SHARE = 0.1  # of one core
 QUIET_STEP_S = 0.2
 QUIET_MAX_S = 10.0
 
-# One system that fails leaves the others' figures as they are.
+# A failure of one system does not affect the results of the others.
 FAILURES = (RuntimeError, OSError, protocols.BadAnswer)
 
-Say = Callable[[str], None]  # told what is measured next
+Say = Callable[[str], None]  # prints what is measured next
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Point:
 
 
 def all_points() -> Iterator[Point]:
-    """A read costs the same whatever its records' durability was, so it is measured once."""
+    """All points. Reads are measured at one durability only, since their cost does not depend on it."""
     for work in RECORDS:
         for durability in ("disk",) if work == "read" else ("fsync", "disk"):
             for payload_bytes in (100, 1024):
@@ -53,18 +53,18 @@ def warm_up_s(seconds: float) -> float:
 
 
 def run_s(seconds: float) -> float:
-    """About how long one measurement takes, with what is done around it."""
+    """Estimated duration of one measurement, with its setup."""
     return seconds + warm_up_s(seconds) + 1.2
 
 
 def measure(fleet: Fleet, point: Point, *, seconds: float, rounds: int, say: Say) -> list[dict[str, Any]]:
-    """The point's rows, one a system. A system that fails has a row that says so."""
+    """Yield one row per system, also for failed ones."""
     targets = fleet.at(point.durability)
     results: dict[str, list[dict[str, Any]]] = {target.system: [] for target in targets}
     failures: dict[str, str] = {}
     memory: dict[str, int] = {}
     for number in range(rounds):
-        turn = number % len(targets)  # so that nobody is always measured after the same other one
+        turn = number % len(targets)  # vary the order
         for target in [*targets[turn:], *targets[:turn]]:
             if target.system in failures:
                 continue
@@ -86,7 +86,7 @@ def measure(fleet: Fleet, point: Point, *, seconds: float, rounds: int, say: Say
 def measure_once(target: Target, point: Point, seconds: float) -> dict[str, Any]:
     payload = protocols.payload(point.payload_bytes)
     records = RECORDS[point.work]
-    target.clear()  # what a failure may have left
+    target.clear()  # in case of an earlier failure
     target.make()
     if point.work == "read":
         target.fill(payload, BACKLOG)
@@ -99,7 +99,7 @@ def measure_once(target: Target, point: Point, seconds: float) -> dict[str, Any]
 
 
 def settle(target: Target) -> None:
-    """Wait until the system has done what the last measurement left it to do, so that the next one does not pay."""
+    """Wait until the system has finished the background work of the last measurement."""
     give_up = time.monotonic() + QUIET_MAX_S
     pids = target.pids()
     while time.monotonic() < give_up:
@@ -150,7 +150,7 @@ NULL_POINTS = [
 
 
 def measure_null(fleet: Fleet, *, seconds: float, say: Say) -> Iterator[dict[str, Any]]:
-    """The generator against a server that repeats one ready answer, taken from the real one: its own limit."""
+    """Measure the generator against a server that repeats a response of the real one, to find the generator's limit."""
     for target in fleet.at("disk"):
         for point in NULL_POINTS:
             say(f"{point}, the generator alone, {target.protocol}")

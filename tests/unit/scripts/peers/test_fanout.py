@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from peers import adding, fanout_aims, report  # noqa: E402
+from peers import fanout_aims, merge_results, report  # noqa: E402
 from peers.fanout_protocols import MARK, RECORD, WATCHING, RedisReader, redis_xread  # noqa: E402
 from peers.protocols import BadAnswer  # noqa: E402
 
@@ -182,7 +182,7 @@ def test_the_section_shows_every_contender_and_the_generator() -> None:
     assert "took 1.25% of a core over 30 s (front 1.10%, shard 0.15%)" in text
     root = ElementTree.fromstring(plots["fanout.svg"])
     heads = [one.text for one in root.iter(f"{SVG}text")]
-    assert {"watchers", "deliveries a second (log)", "in bursts", "topics, disk 80"} <= set(heads)
+    assert {"watchers", "deliveries per second (log)", "in bursts", "topics, disk 80"} <= set(heads)
 
 
 def test_fewer_idle_streams_than_the_aim_has_do_not_meet_it() -> None:
@@ -217,11 +217,11 @@ def test_a_part_that_is_added_replaces_its_own_and_is_named() -> None:
     later["meta"] |= {"date": "2026-02-03", "command": "scripts/bench peers --only fanout --add"}
     later["fanout"] = later["fanout"][:2]
     later["failed"] = []
-    whole = adding.added(earlier, later, ("fanout",))
+    whole = merge_results.merge(earlier, later, ("fanout",))
     assert earlier == kept
     assert whole["tail"] == [{"kept": True}]
     assert whole["fanout"] == later["fanout"]
-    assert whole["aims"] == adding.aims(whole)
+    assert whole["aims"] == merge_results.aims(whole)
     whole["tail"] = []
     page = report.render(whole)[0]
     assert "| later: fanout | 2026-02-03, 10 s a point |" in page

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from peers import adding, forward_aims, forward_protocols, forwards, protocols, report  # noqa: E402
-from peers.forward_load import Sight  # noqa: E402
+from peers import forward_aims, forward_protocols, forwards, merge_results, protocols, report  # noqa: E402
+from peers.forward_load import Timings  # noqa: E402
 from peers.load import Client, Load, Run  # noqa: E402
 from peers.protocols import BadAnswer, Exchange  # noqa: E402
 from peers.systems import Nats, Redis, Target, Topics  # noqa: E402
@@ -195,26 +195,26 @@ def test_a_load_without_a_bound_does_not_end() -> None:
 
 
 def test_what_a_copy_adds_is_from_watcher_to_watcher() -> None:
-    sight = Sight()
-    sight.send(10.0)
-    sight.see("source", 1, 11.0)
-    sight.see("source", 0, 11.5)  # a sign of life
-    sight.acknowledged = True
-    assert not sight.is_complete
-    sight.see("dest", 1, 13.5)
-    assert sight.is_complete
-    sight.keep()
-    assert (list(sight.source), list(sight.dest), list(sight.added)) == ([1.0], [3.5], [2.5])
+    timings = Timings()
+    timings.send(10.0)
+    timings.see("source", 1, 11.0)
+    timings.see("source", 0, 11.5)  # a sign of life
+    timings.acknowledged = True
+    assert not timings.is_complete
+    timings.see("dest", 1, 13.5)
+    assert timings.is_complete
+    timings.keep()
+    assert (list(timings.source), list(timings.dest), list(timings.added)) == ([1.0], [3.5], [2.5])
 
 
 def test_a_record_that_is_seen_twice_is_no_result() -> None:
-    sight = Sight()
-    sight.send(0.0)
-    sight.see("dest", 1, 1.0)
+    timings = Timings()
+    timings.send(0.0)
+    timings.see("dest", 1, 1.0)
     with pytest.raises(BadAnswer):
-        sight.see("dest", 1, 2.0)
+        timings.see("dest", 1, 2.0)
     with pytest.raises(BadAnswer):
-        sight.see("source", 2, 2.0)
+        timings.see("source", 2, 2.0)
 
 
 @pytest.mark.parametrize(("placement", "is_same"), forward_aims.PLACEMENTS.items())
@@ -329,7 +329,7 @@ def test_the_section_shows_every_system_and_both_watchers() -> None:
     assert "| dest at another worker | 1 / 4 | 3.5 / 8.5 | **2.5 / 5** |" in text
     assert "](benchmarks/forward.svg)" in text
     heads = [one.text for one in ElementTree.fromstring(plots["forward.svg"]).iter(f"{SVG}text")]
-    assert {"dests", "copies a second (log)", "p50 of an ack, ms (log)"} <= set(heads)
+    assert {"dests", "copies per second (log)", "p50 of an ack, ms (log)"} <= set(heads)
 
 
 def test_a_peer_that_is_not_here_says_so() -> None:
@@ -359,7 +359,7 @@ def test_copies_that_are_added_bring_both_their_parts() -> None:
     earlier, later = results(), results()
     earlier["lag"], later["failed"] = [], []
     later["forward"] = later["forward"][:2]
-    whole = adding.added(earlier, later, ("forward",))
+    whole = merge_results.merge(earlier, later, ("forward",))
     assert whole["forward"] == later["forward"]
     assert whole["lag"] == later["lag"]
-    assert json.loads(json.dumps(whole["aims"])) == adding.aims(whole)
+    assert json.loads(json.dumps(whole["aims"])) == merge_results.aims(whole)

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from peers import adding, queue_aims, report  # noqa: E402
+from peers import merge_results, queue_aims, report  # noqa: E402
 from peers.protocols import BadAnswer, Exchange, payload  # noqa: E402
-from peers.queue_load import Producer, Shift, Work, Worker  # noqa: E402
+from peers.queue_load import Producer, State, Work, Worker  # noqa: E402
 from peers.queue_protocols import CLAIM_MAX, calls  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -143,41 +143,41 @@ def test_an_ack_names_each_job(protocol: str) -> None:
         assert b"*4\r\n$4\r\nXDEL\r\n$4\r\njobs\r\n$16\r\n" in request
 
 
-def shift(*, held: int = 0, waiting_max: int = 250) -> tuple[Shift, Producer, Worker]:
+def shared_state(*, held: int = 0, waiting_max: int = 250) -> tuple[State, Producer, Worker]:
     batch = Exchange("http", b"batch", 100)
-    together = Shift(Work("http", "", batch, 1, 1, waiting_max, 1.0, held=held))
-    return together, Producer(together, batch, 1), Worker(together, 0)
+    state = State(Work("http", "", batch, 1, 1, waiting_max, 1.0, held=held))
+    return state, Producer(state, batch, 1), Worker(state, 0)
 
 
 def test_a_producer_sends_while_there_is_room() -> None:
-    together, producer, _ = shift()
+    state, producer, _ = shared_state()
     assert producer.next() == b"batch"
     assert producer.feed(http(b"{}")) == b"batch"
     assert producer.feed(http(b"{}")) == b""  # 200 wait, and 100 more would be too many
     assert producer.idle
-    together.acked += 50
+    state.acked += 50
     assert producer.next() == b"batch"
-    assert together.sent == 300
+    assert state.sent == 300
 
 
 def test_a_worker_acks_what_it_claimed_and_claims_again() -> None:
-    together, _, worker = shift()
+    state, _, worker = shared_state()
     claim = worker.next()
     answer = claim_answer("http", 3)
     assert worker.feed(answer[:50]) == b""
     assert worker.feed(answer[50:]).endswith(b'"seqs":[7,8,9]}')
-    assert together.handed_out == [[b"7", b"8", b"9"]]
+    assert state.handed_out == [[b"7", b"8", b"9"]]
     assert worker.feed(ack_answer("http", 3)) == claim
-    assert together.acked == 3
+    assert state.acked == 3
     assert worker.feed(claim_answer("http", 0)) == claim
-    assert len(together.claims) == len(together.acks) == 1  # a claim that found nothing is not timed
+    assert len(state.claims) == len(state.acks) == 1  # a claim that found nothing is not timed
 
 
 def test_a_worker_stops_when_nothing_is_left_and_nothing_comes() -> None:
-    together, producer, worker = shift()
+    state, producer, worker = shared_state()
     producer.next()
     claim = worker.next()
-    together.over = True
+    state.over = True
     assert worker.feed(claim_answer("http", 0)) == claim  # a batch is still on its way
     producer.feed(http(b"{}"))
     assert worker.feed(claim_answer("http", 1))
@@ -187,11 +187,11 @@ def test_a_worker_stops_when_nothing_is_left_and_nothing_comes() -> None:
 
 
 def test_a_queue_that_is_to_stay_as_long_as_it_is_is_not_drained() -> None:
-    together, producer, worker = shift(held=1000, waiting_max=1000)
+    state, producer, worker = shared_state(held=1000, waiting_max=1000)
     assert producer.next() == b""
     worker.next()
     worker.feed(claim_answer("http", 1))
-    together.over = True
+    state.over = True
     assert worker.feed(ack_answer("http", 1)) == b""
     assert worker.idle
 
@@ -300,7 +300,7 @@ def test_the_section_shows_every_system_and_the_generator() -> None:
         assert f"](benchmarks/{name})" in text
         ElementTree.fromstring(plots[name])
     heads = [one.text for one in ElementTree.fromstring(plots["queue.svg"]).iter(f"{SVG}text")]
-    assert {"workers", "jobs a second (log)", "p50 of a claim, ms (log)", "fsync", "disk"} <= set(heads)
+    assert {"workers", "jobs per second (log)", "p50 of a claim, ms (log)", "fsync", "disk"} <= set(heads)
 
 
 def test_a_run_without_queues_says_so() -> None:
@@ -313,7 +313,7 @@ def test_queues_that_are_added_bring_both_their_parts() -> None:
     earlier, later = results(), results()
     earlier["waiting"], later["failed"] = [], []
     later["queue"] = later["queue"][:2]
-    whole = adding.added(earlier, later, ("queue",))
+    whole = merge_results.merge(earlier, later, ("queue",))
     assert whole["queue"] == later["queue"]
     assert whole["waiting"] == later["waiting"]
-    assert json.loads(json.dumps(whole["aims"])) == adding.aims(whole)
+    assert json.loads(json.dumps(whole["aims"])) == merge_results.aims(whole)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from peers import adding, compare, plots, report  # noqa: E402
+from peers import compare, merge_results, plots, report  # noqa: E402
 
 RESULTS = ROOT / "docs" / "benchmarks" / "results.json"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -155,7 +155,7 @@ def rendered(results: dict[str, Any]) -> str:
 
 def test_the_summary_has_every_aim_with_the_median_of_the_rounds_quotients() -> None:
     rows = rows_of(rendered(made_up()), "Summary")
-    assert len(rows) == len(compare.AIMS) + len(adding.held({}))
+    assert len(rows) == len(compare.AIMS) + len(merge_results.section_aims({}))
     verdicts = {(row[0], row[1]): row[2:] for row in rows}
     single = "write of one record"
     assert verdicts[f"{single}, 64 clients, fsync: records/s", "Redis Streams, `always`"] == [
@@ -227,7 +227,7 @@ def test_the_generator_is_named_where_it_may_be_the_limit() -> None:
     assert (
         "**The generator's core was full** at: Redis Streams, single, disk, 100 B, 64 clients (95%)." in page
     )
-    assert [row[-1] for row in rows_of(page, "The load generator against servers that only answer")] == [
+    assert [row[-1] for row in rows_of(page, "The load generator against a null server")] == [
         "2.50 ×",
         "3.00 ×",
     ]
@@ -249,7 +249,7 @@ def test_the_plots_are_xml_with_a_title_axes_and_direct_labels() -> None:
     single = ElementTree.fromstring(drawn["single.svg"])
     assert len(single.findall(f"{SVG}polyline")) == 4  # two systems at two durabilities
     texts = [text.text for text in single.iter(f"{SVG}text")]
-    assert {"clients", "records a second (log)", "topics 1.2k", "Redis Streams 1k"} <= set(texts)
+    assert {"clients", "records per second (log)", "topics 1.2k", "Redis Streams 1k"} <= set(texts)
 
 
 @pytest.mark.parametrize("part", ["points", "null", "tail", "scaling", "backlog", "stages"])

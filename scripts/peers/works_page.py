@@ -1,4 +1,4 @@
-"""The parts of the page that show topics beside its peers: each work, tail latency, processor time."""
+"""Sections of the page that compare topics with its peers: the three works, latency to a reader, CPU time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def work(results: dict[str, Any], name: str, plots: Plots) -> list[str]:
     blocks = [
         f"## {title}",
         wording.WORK_REQUESTS[name],
-        picture(f"{name}.svg", f"{title}: records a second over clients"),
+        picture(f"{name}.svg", f"{title}: records per second over clients"),
         wording.CELLS,
     ]
     for durability in in_order(points, "durability"):
@@ -68,7 +68,7 @@ def _work_plot(points: list[Point], title: str) -> str:
     for durability, size in places:
         here = [p for p in points if p["durability"] == durability and p["payload_bytes"] == size]
         series = [_clients_series(here, system) for system in in_order(here, "system")]
-        panels.append(Panel(f"{durability}, {payload(size)}", "records a second (log)", series))
+        panels.append(Panel(f"{durability}, {payload(size)}", "records per second (log)", series))
     return lines(title, "clients", steps, panels)
 
 
@@ -130,9 +130,9 @@ def _tail_spans(tail: list[Point]) -> list[Span]:
 
 
 def processor(results: dict[str, Any]) -> list[str]:
-    """At one number of clients: the cost of a record changes little with it, and a page has an end."""
+    """CPU time per record, at one number of clients, since it changes little with it."""
     points = [point for point in results.get("points", []) if point.get("cpu_us_per_record")]
-    title = "## Processor time for a record"
+    title = "## CPU time per record"
     if not points:
         return [title, ABSENT]
     rows = []

@@ -1,4 +1,4 @@
-"""Aims that are no plain quotient of two points of the three works: some beside a peer, some of topics alone."""
+"""Aims other than simple ratios between two points of the three works: some against a peer, some of topics alone."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from peers.markdown import figure, rate, times, why_missing
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A figure and its bound. `value` is a quotient, or a figure of topics alone; None: it was not measured."""
+class AimResult:
+    """A measured value and its bound. `value` is a ratio, or a value of topics alone; None: not measured."""
 
     what: str
     bound: float
     at_most: bool
     unit: str
     value: float | None
-    against: str = ""  # a system; empty: a bound of its own
-    called: str = ""  # that system in the table
+    against: str = ""  # a peer; empty: an absolute bound
+    called: str = ""  # name of the peer in the table
     ours: float | None = None
     theirs: float | None = None
 
@@ -31,7 +31,7 @@ class Held:
 
     @property
     def missed_by(self) -> float:
-        """How far the value lies on the wrong side, as a share of the bound."""
+        """How much worse than the bound the value is, as a fraction of the bound."""
         return 0.0 if self.value is None or self.met else abs(self.value - self.bound) / self.bound
 
     def as_json(self) -> dict[str, Any]:
@@ -46,8 +46,8 @@ class Held:
         }
 
 
-def aim_rows(held: list[Held], meta: dict[str, Any]) -> list[list[str]]:
-    """As rows of the summary: work, against, ours, theirs, ratio, aim, verdict."""
+def aim_rows(held: list[AimResult], meta: dict[str, Any]) -> list[list[str]]:
+    """Rows of the summary: work, against, ours, theirs, ratio, aim, verdict."""
     rows = []
     for one in held:
         sign = "≤" if one.at_most else "≥"
@@ -68,7 +68,7 @@ def aim_rows(held: list[Held], meta: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def verdict(one: Held, meta: dict[str, Any]) -> str:
+def verdict(one: AimResult, meta: dict[str, Any]) -> str:
     if one.value is None:
         return (why_missing(meta, one.against) if one.against else None) or "not part of this run"
     return wording.met_or_missed(one.met, one.missed_by)

@@ -1,4 +1,4 @@
-"""The parts of the page about topics alone, shards, backlog and stages, and about the load generator."""
+"""Sections of the page about topics alone (shards, backlog, stages) and about the load generator."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def scaling(results: dict[str, Any], plots: Plots) -> list[str]:
         "shards",
         "records/s",
         "of one shard",
-        "front, µs a record",
-        "workers, µs a record",
+        "front, µs per record",
+        "workers, µs per record",
         "together",
     )
     about = wording.SCALING.format(cores=results["meta"]["cores"])
     return [
         title,
         about,
-        picture("scaling.svg", "throughput and processor time over shards"),
+        picture("scaling.svg", "throughput and CPU time over shards"),
         table(head, rows),
     ]
 
@@ -60,8 +60,8 @@ def _scaling_plot(scaling: list[Point]) -> str:
         rates.append(Series(work, i, {str(row["shards"]): _exactly(row["records_per_s"]) for row in of_work}))
         costs.append(Series(work, i, {str(row["shards"]): _exactly(_server_cpu(row)) for row in of_work}))
     panels = [
-        Panel("throughput", "records a second (log)", rates),
-        Panel("processor time, front and workers", "µs a record (log)", costs),
+        Panel("throughput", "records per second (log)", rates),
+        Panel("CPU time, front and workers", "µs per record (log)", costs),
     ]
     return lines("Shards of one server", "shards", steps, panels, one_scale=False)
 
@@ -136,7 +136,7 @@ def _stage_table(rows: list[Point]) -> str:
 
 
 def _stage_spans(rows: list[Point]) -> list[Span]:
-    """Whole stages only: their parts are in the table."""
+    """Only whole stages; their parts are in the table."""
     return [
         Span(wording.LOADS.get(load, load), row["stage"], i, [row["p50_us"], row["p99_us"]])
         for i, load in enumerate(in_order(rows, "load"))
@@ -151,7 +151,7 @@ def _budget(value: Any) -> str:
 
 def generator(results: dict[str, Any]) -> list[str]:
     null, points = results.get("null", []), results.get("points", [])
-    title = "## The load generator against servers that only answer"
+    title = "## The load generator against a null server"
     if not null:
         return [title, ABSENT]
     rows, tight = [], []
@@ -163,7 +163,7 @@ def generator(results: dict[str, Any]) -> list[str]:
         if headroom is not None and headroom < ENOUGH_HEADROOM:
             tight.append(f"{where} ({times(headroom)})")
         rows.append([where, *_null_cells(row, fastest), times(headroom)])
-    head = ("work", "null server, records/s", "generator, µs a request", "fastest measured", "headroom")
+    head = ("work", "null server, records/s", "generator, µs per request", "fastest measured", "headroom")
     return [title, wording.GENERATOR, _limit_words(tight, _busy(points)), table(head, rows)]
 
 
@@ -173,7 +173,7 @@ def _null_cells(row: Point, fastest: Point | None) -> list[str]:
 
 
 def _fastest(points: list[Point], null: Point) -> Point | None:
-    """The same requests to the real system, at the durability where it was faster."""
+    """The same requests to the real system, at its faster durability."""
     where = {"system": wording.PROTOCOL_SYSTEM[null["protocol"]]}
     where |= {key: null[key] for key in ("work", "clients", "payload_bytes")}
     found = [
@@ -193,7 +193,7 @@ def _core_in_use(point: Point) -> float:
 
 
 def _limit_words(tight: list[str], busy: list[str]) -> str:
-    """Where the generator may hold a system back, the reader must not take the figure for the system's."""
+    """A note on the points where the generator may have been the bottleneck."""
     if not tight and not busy:
         return "At no point of this run was the generator near its limit."
     words = []
