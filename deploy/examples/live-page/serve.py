@@ -1,8 +1,8 @@
-"""Serves the page, and hands everything below /v0/ to the server: one origin for both, since the server refuses pages of others.
+"""Serves the page and proxies /v0/ to the server, so that both have one origin: the server refuses pages of other origins.
 
     python serve.py [--port 8000] [--url http://127.0.0.1:4000]
 
-For one machine and for trying it. In production a web server does the same, with TLS: see nginx.conf.
+For local use. In production use a web server with TLS: see nginx.conf.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, web
 
 HERE = Path(__file__).parent
-PASSED_ON = ("Content-Type", "Accept", "Last-Event-ID")
+FORWARDED_HEADERS = ("Content-Type", "Accept", "Last-Event-ID")
 
 
 async def show(request: web.Request) -> web.FileResponse:
     return web.FileResponse(HERE / "index.html")
 
 
-async def hand_on(request: web.Request) -> web.StreamResponse:
-    """What comes is written at once: a stream of events must not be gathered."""
+async def forward(request: web.Request) -> web.StreamResponse:
+    """Forward a request. The response is passed on unbuffered, for event streams."""
     session, url = request.app["session"], request.app["url"]
-    headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+    headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
     if token := os.environ.get("TOPICS_TOKEN"):
-        headers["Authorization"] = f"Bearer {token}"  # the page needs none: let it do only what this key may
+        headers["Authorization"] = f"Bearer {token}"  # the page has the permissions of this key
     try:
         async with session.request(
             request.method, f"{url}{request.raw_path}", data=await request.read(), headers=headers
@@ -39,7 +39,7 @@ async def hand_on(request: web.Request) -> web.StreamResponse:
                 await response.write(piece)
             return response
     except ClientConnectionError:
-        raise web.HTTPBadGateway(text="the server does not answer") from None
+        raise web.HTTPBadGateway(text="the server is unreachable") from None
 
 
 async def session(app: web.Application):  # type: ignore[no-untyped-def]
@@ -52,14 +52,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--url", default=os.environ.get("TOPICS_URL", "http://127.0.0.1:4000"))
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     app = web.Application()
-    app["url"] = wanted.url.rstrip("/")
+    app["url"] = arguments.url.rstrip("/")
     app.cleanup_ctx.append(session)
     app.router.add_get("/", show)
-    app.router.add_route("*", "/v0/{rest:.*}", hand_on)
-    # A page that is closed ends its stream at the server, too.
-    web.run_app(app, host="127.0.0.1", port=wanted.port, handler_cancellation=True, shutdown_timeout=1)
+    app.router.add_route("*", "/v0/{rest:.*}", forward)
+    # With cancellation, closing the page also closes its stream at the server.
+    web.run_app(app, host="127.0.0.1", port=arguments.port, handler_cancellation=True, shutdown_timeout=1)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from topics import Client
 from topics.client import GiveUp
 from topics.client.flows import Retries
 
-DAY_MS = 86_400_000  # how long keys are remembered: a job that comes again within it is one record
+DAY_MS = 86_400_000  # how long idempotency keys are remembered
 TOWNS = ("Oslo", "Bergen", "", "Narvik")  # one order in four has no address
 
 
 def setup(client: Client) -> None:
-    """All of it may be repeated: what is there stays."""
+    """Create the topics and the router. Safe to repeat."""
     client.create_topic("orders", durability="fsync")
     client.create_topic("shipped", durability="fsync", idempotency_window_ms=DAY_MS)
     client.create_topic(
@@ -38,7 +38,7 @@ def setup(client: Client) -> None:
 
 
 def shop(client: Client, count: int) -> None:
-    """A shop that writes orders, in batches, each once although answers may be lost."""
+    """A shop that writes orders in batches, each exactly once even if responses are lost."""
     with client.producer("orders") as producer:
         for number in range(1, count + 1):
             order = {"order": number, "address": TOWNS[(number - 1) % len(TOWNS)]}
@@ -47,15 +47,15 @@ def shop(client: Client, count: int) -> None:
 
 
 def ship(client: Client, *, drain: bool) -> None:
-    """A worker. Run as many as you like, on any machines; Ctrl-C lets them finish what they hold."""
+    """A worker. Run any number of them, on any machines; on Ctrl-C they finish their current jobs."""
 
     def handle(job) -> None:  # type: ignore[no-untyped-def]
         order = job.data
         if not order["address"]:
-            raise GiveUp("no address")  # at once to the dead letters
+            raise GiveUp("no address")  # becomes a dead letter at once
         if order["order"] % 4 == 0 and job.deliveries == 1:
-            raise ConnectionError("the carrier does not answer")  # again, a little later
-        # A job may be done twice: its worker may die before its ack. The key makes that one record, for a day.
+            raise ConnectionError("the carrier is unreachable")  # retried with backoff
+        # A job may run twice, if a worker dies before its ack. The key deduplicates the writes, for a day.
         client.write("shipped", order, idempotency_key=f"order-{order['order']}")
         print(f"order {order['order']} to {order['address']}, delivery {job.deliveries}", flush=True)
 
@@ -79,7 +79,7 @@ def dead(client: Client) -> None:
 
 
 def retry(client: Client, address: str) -> None:
-    """Puts dead letters back, with an address. Stopped anywhere it may be run again within a day: the key makes one job of two tries."""
+    """Put dead letters back into the queue, with an address. Can be interrupted and repeated within a day: the keys deduplicate."""
     for letter in client.records("shipping.dead"):
         client.write("shipping", {**letter.data, "address": address}, idempotency_key=f"retry-{letter.seq}")
         client.delete("shipping.dead", seqs=[letter.seq])
@@ -93,21 +93,21 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("setup")
     commands.add_parser("shop").add_argument("count", type=int, nargs="?", default=12)
-    commands.add_parser("ship").add_argument("--drain", action="store_true", help="end when nothing is left")
+    commands.add_parser("ship").add_argument("--drain", action="store_true", help="exit when the queue is empty")
     commands.add_parser("dead")
     commands.add_parser("retry").add_argument("address")
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     with Client() as client:
-        if wanted.command == "setup":
+        if arguments.command == "setup":
             setup(client)
-        elif wanted.command == "shop":
-            shop(client, wanted.count)
-        elif wanted.command == "ship":
-            ship(client, drain=wanted.drain)
-        elif wanted.command == "dead":
+        elif arguments.command == "shop":
+            shop(client, arguments.count)
+        elif arguments.command == "ship":
+            ship(client, drain=arguments.drain)
+        elif arguments.command == "dead":
             dead(client)
         else:
-            retry(client, wanted.address)
+            retry(client, arguments.address)
 
 
 if __name__ == "__main__":
