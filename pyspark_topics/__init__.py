@@ -1,4 +1,4 @@
-"""Spark looks for data sources in modules named pyspark_*, and finds `topics` here: nobody has to register it."""
+"""Entry point by which Spark finds the data source `topics`: it searches modules named pyspark_*."""
 
 from spark_pipeline.source.topics_source import TopicsSource as DefaultSource
 

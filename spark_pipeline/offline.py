@@ -1,7 +1,7 @@
-"""Jobs on a data directory that no server uses: one is started for the job alone, and ends with it.
+"""A temporary server for a job on the data directory of a stopped server.
 
-Only a server changes a topic, and it holds the directory's lock while it runs: so a job without a server brings its own, on a
-port that the system chooses and with a key that nobody else knows. It keeps the number of shards that the directory has.
+Only a server may change a topic, and it locks the data directory. So a job without a server starts its own one, on a
+free port and with a random key. It keeps the directory's number of shards.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 from spark_pipeline.tasks.server import Refused, Server, Unreachable
 
 TOKEN_ENV = "TOPICS_OFFLINE_TOKEN"
-START_S = 600.0  # a long log takes its time
+START_S = 600.0  # replaying a long log takes time
 STOP_S = 120.0
 POLL_S = 0.05
-LOCKED = 3  # how a server ends that finds the directory in use
-# It ends with this process, however that ends.
+LOCKED = 3  # exit code of a server whose data directory is in use
+# The server dies with this process.
 _PROGRAM = """
 import runpy, sys
 from topics.system.process import die_with_parent
@@ -32,7 +32,7 @@ die_with_parent(int(sys.argv[1]))
 sys.argv = ["workers"]
 runpy.run_module("workers", run_name="__main__")
 """
-# What the server of every day says that is not for this one.
+# Settings of the regular server that do not apply here.
 _DROPPED = (
     "TOPICS_HOST",
     "TOPICS_WAL_SHARDS",
@@ -43,25 +43,25 @@ _DROPPED = (
 
 
 class CannotStart(Exception):
-    """The text says why, and what to do."""
+    """The temporary server could not be started; the message says what to do."""
 
 
 class InUse(CannotStart):
-    """A server has the directory."""
+    """A server is running on the directory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Private:
+class PrivateServer:
     url: str
     token_env: str
 
 
 @contextmanager
-def private_server(data_dir: str, cold_dir: str) -> Iterator[Private]:
+def private_server(data_dir: str, cold_dir: str) -> Iterator[PrivateServer]:
     if not (Path(data_dir) / "LOCK").exists():
-        raise CannotStart(f"{data_dir} is no data directory of a server: give its TOPICS_DATA_DIR")
+        raise CannotStart(f"{data_dir} is not a server's data directory: give its TOPICS_DATA_DIR")
     if not cold_dir:
-        raise CannotStart("say where the cold tier is: --cold-dir, or TOPICS_COLD_DIR as for the server")
+        raise CannotStart("give the cold directory with --cold-dir, or TOPICS_COLD_DIR as for the server")
     token = secrets.token_hex(32)
     with tempfile.TemporaryDirectory(prefix="topics-spark-offline-") as folder:
         port_file, log = Path(folder) / "port", Path(folder) / "log"
@@ -74,8 +74,8 @@ def private_server(data_dir: str, cold_dir: str) -> Iterator[Private]:
             "TOPICS_LOG_FORMAT": "human",
         }
         with log.open("wb") as out:
-            # Without -P a folder named `workers` where the user happens to be would be run instead. A session of
-            # its own: Ctrl-C is for the job, which then stops it.
+            # Without -P, a directory named `workers` in the current directory would be run instead. In its own
+            # session, so that Ctrl-C reaches only the job, which then stops the server.
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid())],
                 env=environment,
@@ -85,27 +85,27 @@ def private_server(data_dir: str, cold_dir: str) -> Iterator[Private]:
             )
         os.environ[TOKEN_ENV] = token  # also for the tasks
         try:
-            yield Private(_ready(process, port_file, log), TOKEN_ENV)
+            yield PrivateServer(_wait_ready(process, port_file, log), TOKEN_ENV)
         finally:
             os.environ.pop(TOKEN_ENV, None)
             process.terminate()
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                process.kill()  # it is made for that
+                process.kill()  # safe: the server recovers from crashes
                 process.wait()
 
 
-def _ready(process: subprocess.Popen[bytes], port_file: Path, log: Path) -> str:
+def _wait_ready(process: subprocess.Popen[bytes], port_file: Path, log: Path) -> str:
     give_up = time.monotonic() + START_S
     while time.monotonic() < give_up:
         if process.poll() is not None:
-            said = (log.read_text(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+            message = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
             if process.returncode == LOCKED:
                 raise InUse(
-                    f"a server is running on it: give its --url instead of --offline. It says: {said}"
+                    f"a server is using this directory: give its --url instead of --offline. Its message: {message}"
                 )
-            raise CannotStart(f"the server for this job has ended ({process.returncode}): {said}")
+            raise CannotStart(f"the server for this job exited with {process.returncode}: {message}")
         if port_file.exists():
             url = f"http://{port_file.read_text().strip()}"
             server = Server(url, TOKEN_ENV, patience_s=0)

@@ -1,4 +1,4 @@
-"""A Spark session as the jobs want it: quiet, on a Java that was looked for, and knowing `format("topics")`."""
+"""Spark sessions with suitable settings: little logging, a found Java, and the data source `topics`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEMORY = "1g"
 
 
 class NoSpark(Exception):
-    """There is no Spark to use; the text says what to do."""
+    """Spark is not installed; the message says what to do."""
 
 
 def session(
@@ -31,19 +31,19 @@ def session(
     options: Mapping[str, str] | None = None,
     only_tasks: bool = False,
 ) -> SparkSession:
-    """Start a session, or return the one that this process has.
+    """Start a session, or return the existing one of this process.
 
-    With `only_tasks` no rows go through the JVM: the work is done by Python's tasks, as in all jobs of `topics-spark`.
+    With `only_tasks`, all work is done by Python tasks, as in the jobs of `topics-spark`, and the JVM processes no rows.
     """
     if find_spec("pyspark") is None:
         raise NoSpark(f"PySpark is not installed: {install_command('spark')}")
     from pyspark.sql import SparkSession
 
     java = use_java()
-    # Its Python workers are to be this Python with these modules, not whatever `python3` is.
+    # Python workers must use this interpreter and its modules, not some `python3`.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if (HERE.parent / "pyproject.toml").exists():
-        # A source tree, which the workers find only if they happen to run in it.
+        # A source checkout: workers would find it only in their current directory.
         _add_to_python_path(HERE.parent)
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in {**_defaults(master, memory, java, only_tasks=only_tasks), **(options or {})}.items():
@@ -54,10 +54,10 @@ def session(
 def _defaults(master: str, memory: str, java: Java, *, only_tasks: bool) -> dict[str, str]:
     options = [f"-Dlog4j2.configurationFile={(HERE / 'log4j2.properties').as_uri()}", *java.options()]
     if only_tasks:
-        # Java's second compiler takes almost half of the processor time until the first job is done, and such a JVM
-        # never does anything for so long that it would get that back.
+        # The C2 compiler takes almost half of the CPU time until the first job is done. With so little work in the
+        # JVM, that does not pay off.
         options.append("-XX:TieredStopAtLevel=1")
-    found = {
+    config = {
         "spark.driver.memory": memory,
         "spark.driver.extraJavaOptions": " ".join(options),
         "spark.log.level": "ERROR",
@@ -68,13 +68,13 @@ def _defaults(master: str, memory: str, java: Java, *, only_tasks: bool) -> dict
         "spark.sql.execution.arrow.pyspark.enabled": "true",
     }
     if master.startswith("local"):
-        # A machine whose own name does not resolve, or whose firewall stands between it and itself, is no obstacle.
-        found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    return found
+        # Works even if the machine's own name does not resolve, or a firewall blocks its address.
+        config |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    return config
 
 
 def _add_to_python_path(folder: Path) -> None:
-    """For the workers, which get the environment and not sys.path."""
-    have = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if str(folder) not in have:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*have, str(folder)])
+    """Workers inherit the environment, but not sys.path."""
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if str(folder) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, str(folder)])

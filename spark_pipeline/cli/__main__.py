@@ -1,4 +1,4 @@
-"""The `topics-spark` command: merges, purges and checks what the server has put away, and tells whether Spark works here."""
+"""Entry point of the `topics-spark` command."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ USAGE = """\
 usage: topics-spark <command> [arguments]
 
 commands:
-  doctor      check Java, Spark and the way to the data, and run a small job
-  plan        show what a merge of topics would do, and change nothing
+  doctor      check Java, Spark, the server and the cold directory, and run a small job
+  plan        show what `compact` would merge, without changing anything
   compact     merge small and partly dead cold segments into large ones
   purge       rewrite cold segments without their dead records
-  scrub       compare every cold record with its digest
+  scrub       check every cold record against its checksum
   export      write cold records as Parquet files, by topic and day
-  report      figures and charts of topics: a page, a Parquet file, JSON
+  report      write statistics and charts of topics as HTML, Parquet and JSON
   schedule    run jobs on a schedule, or print them for systemd or cron
-  status      how scheduled jobs went
+  status      show the last runs of scheduled jobs
 
 options:
   --version   print the version
   --help      print this text
 
-Each command has a --help of its own.
+`topics-spark COMMAND --help` lists the options of a command.
 """
 
 

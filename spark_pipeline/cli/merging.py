@@ -1,4 +1,4 @@
-"""`topics-spark plan`, `compact` and `purge`: merges of cold segments, as the server plans them."""
+"""`topics-spark plan`, `compact` and `purge`: merges of cold segments, planned by the server."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from spark_pipeline.cli.arguments import (
     add_topics,
     count,
     engine_of,
+    execute,
     parser_of,
     server_of,
     share,
     size,
-    told,
 )
-from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters, Plan, look_at_plan
+from spark_pipeline.jobs.consolidate import Consolidation, Outcome, Parameters, Plan, preview_plan
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.tasks.server import Refused, wanted_topics
 from topics.cli.formatting import format_size, printable, table
 
 DESCRIPTIONS = {
-    "plan": "Shows what a merge of cold segments would do. Nothing is changed.",
-    "compact": "Merges small and partly dead cold segments into large ones. Readers notice nothing.",
-    "purge": "Rewrites cold segments without their dead records, each by itself.",
+    "plan": "Show what `compact` would merge. Nothing is changed.",
+    "compact": "Merge small and partly dead cold segments into large ones. Readers are not affected.",
+    "purge": "Rewrite cold segments without their dead records, one by one.",
 }
-NEVER = 2**31  # neighbours: of a purge, which is about dead records alone
+NEVER = 2**31  # for min_segments: a purge merges no neighbours
 
 
 def main(command: str, argv: Sequence[str]) -> int:
     arguments = _parser(command).parse_args(argv)
-    return told(command, arguments, _plan if command == "plan" else partial(_merge, command))
+    return execute(command, arguments, _plan if command == "plan" else partial(_merge, command))
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
@@ -53,15 +53,20 @@ def _parser(command: str) -> argparse.ArgumentParser:
     add_offline(parser)
     if command != "purge":
         parser.add_argument(
-            "--target-bytes", metavar="size", type=size, help="how large segments become [1GiB]"
+            "--target-bytes", metavar="size", type=size, help="target size of merged segments [1GiB]"
         )
         parser.add_argument(
-            "--min-segments", metavar="n", type=count, help="neighbours that are worth a merge [2]"
+            "--min-segments", metavar="n", type=count, help="minimum number of neighbours to merge [2]"
         )
     parser.add_argument(
-        "--min-garbage", metavar="share", type=share, help="dead bytes that are worth a rewrite [0.1]"
+        "--min-garbage",
+        metavar="share",
+        type=share,
+        help="minimum fraction of dead bytes to rewrite a segment [0.1]",
     )
-    parser.add_argument("--max-groups", metavar="n", type=count, help="outputs of one plan [64]")
+    parser.add_argument(
+        "--max-groups", metavar="n", type=count, help="maximum number of merged segments per plan [64]"
+    )
     parser.add_argument(
         "--cold-dir",
         metavar="path",
@@ -69,7 +74,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
         help="where the cold tier is mounted here [as on the server]",
     )
     if command != "plan":
-        parser.add_argument("--lease-ms", metavar="ms", type=int, default=60_000, help="[60000]")
+        parser.add_argument(
+            "--lease-ms", metavar="ms", type=int, default=60_000, help="lease of a plan [60000]"
+        )
         add_engine(parser)
     add_output(parser)
     return parser
@@ -77,14 +84,14 @@ def _parser(command: str) -> argparse.ArgumentParser:
 
 def _parameters(arguments: argparse.Namespace, command: str) -> Parameters:
     if command == "purge":
-        # A target that no two segments fit keeps each by itself.
+        # With this target size no two segments are merged.
         return Parameters(1, arguments.min_garbage, NEVER, arguments.max_groups)
     return Parameters(
         arguments.target_bytes, arguments.min_garbage, arguments.min_segments, arguments.max_groups
     )
 
 
-# ── Showing ───────────────────────────────────────────────────────────────────────────
+# ── Plan ──────────────────────────────────────────────────────────────────────────────
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -94,7 +101,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     leased = False
     for name in wanted_topics(server, ",".join(arguments.topics)):
         try:
-            plans[name] = look_at_plan(server, name, parameters)
+            plans[name] = preview_plan(server, name, parameters)
         except Refused as error:
             if error.code != "plan_leased":
                 raise
@@ -126,7 +133,7 @@ def _plan_lines(plans: dict[str, Plan]) -> list[str]:
     return table(["topic", "records", "segments", "bytes", "dead"], rows, left=2)
 
 
-# ── Doing ─────────────────────────────────────────────────────────────────────────────
+# ── Merge ─────────────────────────────────────────────────────────────────────────────
 
 
 def _merge(command: str, arguments: argparse.Namespace) -> int:
@@ -150,7 +157,7 @@ def _merge(command: str, arguments: argparse.Namespace) -> int:
             except Refused as error:
                 if error.code != "topic_not_found" or len(names) == 1:
                     raise
-                # Deleted since it was listed: no reason to leave the others alone.
+                # Deleted since it was listed; continue with the others.
                 outcomes.append(Outcome(name, "gone", message=str(error)))
                 progress.step("gone", f"{name}: {error}", topic=name)
     if arguments.json:

@@ -1,4 +1,4 @@
-"""`topics-spark report`: figures and charts of topics."""
+"""`topics-spark report`: statistics and charts of topics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from spark_pipeline.cli.arguments import (
     add_server,
     add_topics,
     engine_of,
+    execute,
     parser_of,
     server_of,
-    told,
 )
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.reporting import collect
-from spark_pipeline.report import scrubs
+from spark_pipeline.report import scrub_results
 from spark_pipeline.report.model import Report
 from spark_pipeline.report.outputs import write
 from spark_pipeline.report.trend import read_previous
@@ -35,22 +35,26 @@ from topics.cli.formatting import format_size, printable
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = parser_of("report", "Figures and charts of topics: report.html, metrics.parquet, report.json.")
+    parser = parser_of(
+        "report", "Write statistics and charts of topics: report.html, metrics.parquet, report.json."
+    )
     add_topics(parser)
-    parser.add_argument("--out", metavar="dir", required=True, help="the folder for the files")
-    parser.add_argument("--top", metavar="n", type=int, default=20, help="tags that are named [20]")
+    parser.add_argument("--out", metavar="dir", required=True, help="output directory")
     parser.add_argument(
-        "--state", metavar="file", default="", help="of a schedule, whose runs are shown, too [none]"
+        "--top", metavar="n", type=int, default=20, help="number of most frequent tags to list [20]"
+    )
+    parser.add_argument(
+        "--state", metavar="file", default="", help="state of a schedule, to show its runs [none]"
     )
     parser.add_argument(
         "--lake",
         metavar="dir",
         action="append",
         default=[],
-        help="a folder of exports, whose freshness is shown, too; may be given several times [none]",
+        help="directory of an export, to show its freshness; repeatable [none]",
     )
     parser.add_argument(
-        "--scrubs", metavar="file", default="", help="what scrubs have found [scrub.json in --out]"
+        "--scrubs", metavar="file", default="", help="results of scrubs [scrub.json in --out]"
     )
     parser.add_argument(
         "--cold-dir",
@@ -63,14 +67,14 @@ def main(argv: Sequence[str]) -> int:
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    return told("report", arguments, _run)
+    return execute("report", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     progress = Progress(sys.stderr, as_json=True if arguments.json else None)
     history = as_rows(StateFile(arguments.state).load()) if arguments.state else []
     folder = Path(arguments.out)
-    found = scrubs.read(Path(arguments.scrubs) if arguments.scrubs else folder / scrubs.NAME)
+    scrubbed = scrub_results.read(Path(arguments.scrubs) if arguments.scrubs else folder / scrub_results.NAME)
     wanted = ",".join(arguments.topics)
     with engine_of(arguments) as engine:
         report = collect(
@@ -83,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     report.history, report.top = history, arguments.top
     report.scrubs = {
-        topic.topic: scrub for topic in report.topics if (scrub := found.topics.get(topic.topic))
+        topic.topic: scrub for topic in report.topics if (scrub := scrubbed.topics.get(topic.topic))
     }
     report.previous = read_previous(folder / "report.json", wanted)
     write(report, folder)
@@ -94,9 +98,9 @@ def _run(arguments: argparse.Namespace) -> int:
         print(
             f"{result['records']} records of {result['topics']} topics, {format_size(result['bytes'])}: {printable(str(folder / 'report.html'))}"
         )
-    for topic, segment, why in report.failed():
+    for topic, segment, reason in report.failed():
         print(
-            f"topics-spark report: {printable(topic)}: {segment} is not counted: {printable(why)}",
+            f"topics-spark report: {printable(topic)}: {segment} is not counted: {printable(reason)}",
             file=sys.stderr,
         )
     return DAMAGED if report.failed() else OK

@@ -1,4 +1,4 @@
-"""`topics-spark schedule` and `status`: jobs at their times, and how they went."""
+"""`topics-spark schedule` and `status`: scheduled jobs and their results."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ from typing import Any
 
 import msgspec
 
-from spark_pipeline.cli.arguments import CANNOT, OK, add_output, parser_of, told
+from spark_pipeline.cli.arguments import CANNOT, OK, add_output, execute, parser_of
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.schedule.config import Schedule, default_state, load
 from spark_pipeline.schedule.emit import FORMS, emit
+from spark_pipeline.schedule.job_runner import JobRunner
 from spark_pipeline.schedule.metrics import Metrics
-from spark_pipeline.schedule.runner import Scheduler, SystemClock, obey_signals
+from spark_pipeline.schedule.scheduler import Scheduler, SystemClock, stop_on_signals
 from spark_pipeline.schedule.state import State, StateFile
-from spark_pipeline.schedule.work import Work
 from topics.cli.formatting import format_time, printable, table
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = parser_of("schedule", "Runs jobs at their times, or prints them for other schedulers.")
+    parser = parser_of("schedule", "Run jobs on a schedule, or print them for systemd or cron.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="run|emit")
-    run = commands.add_parser("run", help="run the jobs of a file at their times, until SIGTERM")
-    run.add_argument("--state", metavar="file", help="what it remembers; before what the configuration says")
-    run.add_argument("--metrics", metavar="host:port", help="Prometheus text under /metrics")
-    run.add_argument("--metrics-file", metavar="path", help="the same as a file, for a collector")
-    out = commands.add_parser("emit", help="print the jobs of a file for other schedulers")
-    out.add_argument("--form", choices=FORMS, required=True)
+    run = commands.add_parser("run", help="run the jobs of a configuration file until SIGTERM")
+    run.add_argument("--state", metavar="file", help="state file; overrides the configuration")
+    run.add_argument("--metrics", metavar="host:port", help="serve Prometheus metrics at /metrics")
+    run.add_argument("--metrics-file", metavar="path", help="write the metrics to a file")
+    out = commands.add_parser("emit", help="print the jobs of a configuration file for systemd or cron")
+    out.add_argument("--form", choices=FORMS, required=True, help="output format")
     out.add_argument(
-        "--program", default="topics-spark", metavar="path", help="for systemd and cron [topics-spark]"
+        "--program", default="topics-spark", metavar="path", help="path of topics-spark [topics-spark]"
     )
     for one in (run, out):
-        one.add_argument("--config", required=True, metavar="file", help="TOML; see docs/spark.md")
+        one.add_argument(
+            "--config", required=True, metavar="file", help="configuration file (TOML); see docs/spark.md"
+        )
     arguments = parser.parse_args(argv)
-    return told("schedule", arguments, _run if arguments.command == "run" else _emit)
+    return execute("schedule", arguments, _run if arguments.command == "run" else _emit)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -52,15 +54,15 @@ def _run(arguments: argparse.Namespace) -> int:
         file.lock()
     except BlockingIOError:
         print(
-            f"topics-spark schedule: another schedule has {file.path}; give this one a --state of its own",
+            f"topics-spark schedule: {file.path} is in use by another schedule; choose another --state",
             file=sys.stderr,
         )
         return CANNOT
     metrics = Metrics(settings.metrics, settings.metrics_file)
-    work = Work(schedule)
+    run_job = JobRunner(schedule)
     progress = Progress(sys.stderr)
-    scheduler = Scheduler(schedule, file, work, progress, clock=SystemClock(), publish=metrics.publish)
-    obey_signals(scheduler)
+    scheduler = Scheduler(schedule, file, run_job, progress, clock=SystemClock(), publish=metrics.publish)
+    stop_on_signals(scheduler)
     progress.step(
         "schedule",
         f"{len(schedule.jobs)} jobs, server {settings.url}, state in {settings.state}",
@@ -72,11 +74,11 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         scheduler.run()
     finally:
-        work.close()
+        run_job.close()
         metrics.close()
         file.unlock()
-    if scheduler.broken:
-        print(f"topics-spark schedule: {printable(scheduler.broken)}", file=sys.stderr)
+    if scheduler.failure:
+        print(f"topics-spark schedule: {printable(scheduler.failure)}", file=sys.stderr)
         return CANNOT
     progress.step("stopped", "stopped")
     return OK
@@ -92,20 +94,20 @@ def _emit(arguments: argparse.Namespace) -> int:
 
 
 def status(argv: Sequence[str]) -> int:
-    parser = parser_of("status", "How scheduled jobs went, and when they run next.")
+    parser = parser_of("status", "Show the last runs of scheduled jobs, and when they run next.")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--config", metavar="file", help="of the schedule, which says where its state is")
-    where.add_argument("--state", metavar="file", help=f"the state itself [{default_state()}]")
+    where.add_argument("--config", metavar="file", help="configuration file, which names the state file")
+    where.add_argument("--state", metavar="file", help=f"state file [{default_state()}]")
     add_output(parser)
     arguments = parser.parse_args(argv)
-    return told("status", arguments, _status)
+    return execute("status", arguments, _status)
 
 
 def _status(arguments: argparse.Namespace) -> int:
     path = arguments.state or (load(arguments.config).settings.state if arguments.config else default_state())
     file = StateFile(path)
     if not file.path.exists():
-        raise ValueError(f"{path} is not there: no schedule has run with it yet")
+        raise ValueError(f"{path} does not exist: no schedule has run with it yet")
     state = file.load()
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(state)).decode())

@@ -1,4 +1,4 @@
-"""`topics-spark scrub`: every cold record against its digest."""
+"""`topics-spark scrub`: checks every cold record against its checksum."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from spark_pipeline.cli.arguments import (
     add_output,
     add_place,
     add_topics,
+    default_place,
     engine_of,
+    execute,
     parser_of,
-    place_of,
     server_of,
-    told,
 )
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.scrubbing import Scrubbed, scrub
 from spark_pipeline.jobs.snapshots import pinned
-from spark_pipeline.report import scrubs
+from spark_pipeline.report import scrub_results
 from spark_pipeline.tasks.manifest import find_topics
 from topics.cli.formatting import format_size
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = parser_of("scrub", "Compares every record of the cold tier with its digest. Nothing is changed.")
+    parser = parser_of("scrub", "Check every cold record against its checksum. Nothing is changed.")
     add_topics(parser)
     parser.add_argument(
         "--out",
         metavar="dir",
         default="",
-        help="the folder of a report, which then tells of this scrub, too [none]",
+        help="directory of a report, to include the results there [none]",
     )
     add_place(parser)
     add_offline(parser)
     add_engine(parser)
     add_output(parser)
     arguments = parser.parse_args(argv)
-    place_of(arguments)
-    return told("scrub", arguments, _run)
+    default_place(arguments)
+    return execute("scrub", arguments, _run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -57,19 +57,21 @@ def _run(arguments: argparse.Namespace) -> int:
             pinned(server_of(arguments), wanted, arguments.cold_dir) as topics,
             engine_of(arguments) as engine,
         ):
-            found = scrub(topics, engine, progress)
+            result = scrub(topics, engine, progress)
     else:
         topics = find_topics(arguments.cold_dir, wanted)
         with engine_of(arguments) as engine:
-            found = scrub(topics, engine, progress)
+            result = scrub(topics, engine, progress)
     if arguments.out:
-        scrubs.add(Path(arguments.out), found.by_topic)
-    print(msgspec.json.encode(found).decode() if arguments.json else _line(found))
-    return DAMAGED if found.damage else OK
+        scrub_results.add(Path(arguments.out), result.by_topic)
+    print(msgspec.json.encode(result).decode() if arguments.json else _summary(result))
+    return DAMAGED if result.damage else OK
 
 
-def _line(found: Scrubbed) -> str:
-    what = f"{found.records} records in {found.segments} segments of {found.topics} topics, {format_size(found.bytes)}"
-    if not found.damage:
-        return f"{what}: all of it is what was written"
-    return f"{what}: {len(found.damage)} damaged ranges. `topics verify --repair` tells readers of them; a backup of the files undoes them"
+def _summary(result: Scrubbed) -> str:
+    size = format_size(result.bytes)
+    text = f"{result.records} records in {result.segments} segments of {result.topics} topics, {size}"
+    if not result.damage:
+        return f"{text}: no damage"
+    damage = f"{len(result.damage)} damaged ranges"
+    return f"{text}: {damage}. Restore the files from a backup, or run `topics verify --repair` to mark the records as lost"

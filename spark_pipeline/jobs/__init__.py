@@ -1,1 +1,1 @@
-"""Jobs: they ask the server for a plan, hand its parts to an engine and tell the server what came of it."""
+"""Jobs: split the work into tasks, run them with an engine, and publish the results."""

@@ -1,11 +1,11 @@
-"""Merging the cold segments of a topic: ask the server for a plan, do its groups, keep the lease, let the server publish.
+"""Merging the cold segments of a topic: get a plan from the server, merge its groups, renew the lease, commit.
 
-    plan     the server chooses, pins the inputs and gives a lease; asked again it gives the same plan, so a rerun resumes
-    merge    one task a group, in staging; a group that is done already is not done again
-    renew    three times a lease; when somebody else has it by now, the job ends
-    commit   the server compares every byte with the inputs and publishes; until it has, nothing has changed
+    plan     the server chooses and pins the inputs, and grants a lease; a rerun gets the same plan and resumes it
+    merge    one task per group, in staging; finished groups are not repeated
+    renew    three times per lease; if another job holds the lease, this one ends
+    commit   the server compares every byte with the inputs and publishes; until then nothing has changed
 
-Whatever dies or is repeated here, the server's answer to the commit is what counts.
+Crashes and repetitions are harmless: only the server's response to the commit counts.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from topics.engine.storage.merge_plan_file import PlanGroup
 POLL_S = 0.2
 LEASE_MS = 60_000
 LEASE_MS_LEAST = 1000
-LET_GO_S = 2.0  # for a last word, when told to stop
+RELEASE_S = 2.0  # timeout for returning the lease on a stop
 COMMIT_WAIT_MS = 10_000
-PLANS_MAX = 1000  # of one run over a topic: each takes segments away, so this is never reached
+PLANS_MAX = 1000  # per run and topic; never reached, because each plan reduces the number of segments
 LEASE_TRIES = 3
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """What is worth merging; the server's defaults where None."""
+    """What to merge; None: the server's default."""
 
     target_bytes: int | None = None
     min_garbage: float | None = None
@@ -46,7 +46,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct):
-    """The answer to a plan call, as far as a job needs it."""
+    """A plan of the server, as far as a job needs it."""
 
     plan_id: str | None
     groups: list[PlanGroup]
@@ -68,7 +68,7 @@ class Plan(msgspec.Struct):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one topic."""
+    """The result for one topic."""
 
     topic: str
     state: str = "nothing_to_do"  # committed · nothing_to_do · leased · lost · changed · failed · gone
@@ -82,42 +82,42 @@ class Outcome:
 
 
 class JobFailed(Exception):
-    """A task could not be done, and not because of the records."""
+    """A task failed for a reason other than damaged records."""
 
 
 class LeaseLost(Exception):
-    """Somebody else has the plan now, or it is gone."""
+    """Another job holds the plan now, or it no longer exists."""
 
 
-def ask_for_plan(
+def request_plan(
     server: Server, topic: str, parameters: Parameters, lease: str = "", lease_ms: int = LEASE_MS
 ) -> Plan:
     body = parameters.body() | {"lease_ms": lease_ms} | ({"lease": lease} if lease else {})
     return msgspec.convert(server.post(server.topic(topic, "/consolidation"), body), Plan, strict=False)
 
 
-def look_at_plan(server: Server, topic: str, parameters: Parameters) -> Plan:
-    """What would be done. A plan that is there only because of this question is given up again; one that somebody works on stays."""
+def preview_plan(server: Server, topic: str, parameters: Parameters) -> Plan:
+    """Get the plan that a job would get. A plan created for the preview is abandoned again; an existing one stays."""
     path = server.topic(topic, "/consolidation")
-    had = server.get(path)["plan"]
-    # A plan that is there already may be wanted by a job in a moment.
-    plan = ask_for_plan(server, topic, parameters, lease_ms=LEASE_MS if had is None else 1000)
-    if plan.plan_id is not None and (had is None or had["plan_id"] != plan.plan_id):
+    existing = server.get(path)["plan"]
+    # A short lease on an existing plan, since a job may need it soon.
+    plan = request_plan(server, topic, parameters, lease_ms=LEASE_MS if existing is None else 1000)
+    if plan.plan_id is not None and (existing is None or existing["plan_id"] != plan.plan_id):
         abandon(server, topic, plan)
     return plan
 
 
 def abandon(server: Server, topic: str, plan: Plan) -> None:
-    """Nobody is going to do it."""
+    """Tell the server that the plan will not be carried out."""
     try:
         server.post(server.topic(topic, f"/consolidation/{plan.plan_id}/abandon"), {"lease": plan.lease})
     except Refused as error:
         if error.code not in {"lease_lost", "plan_not_found"}:
-            raise  # else it is gone, or somebody else's
+            raise  # otherwise it no longer exists, or another job holds it
 
 
 class Consolidation:
-    """One topic. `cold_dir` is where the cold tier is mounted here, when that is elsewhere than on the server."""
+    """A merge job for one topic. `cold_dir`: where the cold tier is mounted here, if different from the server."""
 
     def __init__(
         self,
@@ -140,17 +140,17 @@ class Consolidation:
         self._outcome = Outcome(topic)
 
     def run(self) -> Outcome:
-        """Plan after plan, until there is nothing left to do, or one has changed nothing.
+        """Carry out plans until there is nothing left to do, or one has changed nothing.
 
-        On a topic that is written to there is always something left: segments that have become cold meanwhile, and what was
-        made of others just now. They are for the next run: a plan has to begin where the last one has ended, and with what was
-        written when this run began.
+        While a topic is being written, there is always something left: segments that have become cold, and segments
+        just merged. These are for the next run: a plan must start after the end of the previous one, and within the
+        records that existed when this run began.
         """
         head_seq = int(self._server.get(self._server.topic(self._topic, "?touch=false"))["head_seq"])
         done_seq = 0
         for _ in range(PLANS_MAX):
             try:
-                plan = ask_for_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
+                plan = request_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
             except Refused as error:
                 if error.code != "plan_leased":
                     raise
@@ -162,10 +162,10 @@ class Consolidation:
                 break
             done_seq = max(group.next_seq for group in plan.groups)
             try:
-                if not self._do(plan):
+                if not self._carry_out(plan):
                     break
             except KeyboardInterrupt:
-                self._let_go(plan)
+                self._release_lease(plan)
                 raise
             except LeaseLost as error:
                 return self._end("lost", str(error))
@@ -181,11 +181,11 @@ class Consolidation:
         self._progress.step(state, f"{self._topic}: {message}", topic=self._topic, message=message)
         return self._outcome
 
-    def _do(self, plan: Plan) -> bool:
-        """Whether something was published."""
+    def _carry_out(self, plan: Plan) -> bool:
+        """Merge and commit; return whether anything was published."""
         self._progress.step(
             "plan",
-            f"{self._topic}: plan {plan.plan_id}, {plan.segments} segments ({format_size(plan.bytes)}) become {len(plan.groups)}",
+            f"{self._topic}: plan {plan.plan_id}, merging {plan.segments} segments ({format_size(plan.bytes)}) into {len(plan.groups)}",
             topic=self._topic,
             plan_id=plan.plan_id,
             groups=len(plan.groups),
@@ -194,7 +194,7 @@ class Consolidation:
         )
         results = self._merge(plan)
         for result in results:
-            self._tell(result)
+            self._report(result)
         answer = self._commit(plan)
         outcome = self._outcome
         outcome.plans += 1
@@ -216,7 +216,7 @@ class Consolidation:
         for failed in answer["failed"]:
             self._progress.step(
                 "failed",
-                f"{self._topic}: group {failed['group']} stays as it is: {failed['segment']} {failed['reason']}",
+                f"{self._topic}: group {failed['group']} is left unchanged: {failed['segment']} {failed['reason']}",
                 topic=self._topic,
                 **failed,
             )
@@ -244,15 +244,13 @@ class Consolidation:
             raise
         except Exception as error:
             running.cancel()
-            # With the plan its staging goes, under whoever works there. Is it gone, or is this a fault of its own?
+            # The staging directory is deleted with the plan, even under running tasks. Renewing raises if that is the cause.
             self._renew(plan)
-            self._let_go(plan)
-            raise JobFailed(
-                f"{self._topic}: {last_line(error)}; run it again, and it goes on from here"
-            ) from error
+            self._release_lease(plan)
+            raise JobFailed(f"{self._topic}: {last_line(error)}; run it again to resume") from error
 
     def _renew(self, plan: Plan) -> None:
-        """LeaseLost ends the job. But a server that has restarted knows no leases, and gives the same plan again."""
+        """Renew the lease. After a restart the server has no leases and grants a new one for the same plan."""
         try:
             self._call(plan, "renew", {"lease": plan.lease})
         except Refused as error:
@@ -262,22 +260,22 @@ class Consolidation:
                 raise
             self._lease_again(plan, error)
 
-    def _let_go(self, plan: Plan) -> None:
-        """Keep the plan and what is done of it, and let whoever comes next have it soon."""
-        server = Server(self._server.url, self._server.token_env, patience_s=0, answer_s=LET_GO_S)
+    def _release_lease(self, plan: Plan) -> None:
+        """Keep the plan and the finished groups, and shorten the lease so that the next job can start soon."""
+        server = Server(self._server.url, self._server.token_env, patience_s=0, answer_s=RELEASE_S)
         with suppress(Refused, Unreachable):
-            ask_for_plan(server, self._topic, self._parameters, plan.lease, LEASE_MS_LEAST)
+            request_plan(server, self._topic, self._parameters, plan.lease, LEASE_MS_LEAST)
         server.close()
 
-    def _tell(self, result: MergeResult) -> None:
+    def _report(self, result: MergeResult) -> None:
         if result.failed:
-            said = f"cannot be merged: {result.failed}"
+            text = f"cannot be merged: {result.failed}"
         else:
-            said = f"{format_size(result.bytes_in)} → {format_size(result.bytes_out)}, {result.live} of {result.rows} records"
-            said += ", done before" if result.resumed else ""
+            text = f"{format_size(result.bytes_in)} → {format_size(result.bytes_out)}, {result.live} of {result.rows} records"
+            text += ", already done" if result.resumed else ""
         self._progress.step(
             "group",
-            f"{self._topic}: group {result.group} {said}",
+            f"{self._topic}: group {result.group} {text}",
             topic=self._topic,
             group=result.group,
             rows=result.rows,
@@ -293,7 +291,7 @@ class Consolidation:
     # -- committing ----------------------------------------------------------------------------------------
 
     def _commit(self, plan: Plan) -> dict[str, Any]:
-        """Ask until it is done. A server that has restarted knows no lease: the same plan is asked for again."""
+        """Wait until the commit is done. If the server has restarted, lease the same plan again."""
         tries = LEASE_TRIES
         while True:
             try:
@@ -307,17 +305,17 @@ class Consolidation:
             if answer["state"] == "committed":
                 return dict(answer)
             share = round(100 * float(answer.get("progress", 0)))
-            self._progress.bar(f"{self._topic}: the server compares and publishes", share, 100)
+            self._progress.bar(f"{self._topic}: committing", share, 100)
 
     def _lease_again(self, plan: Plan, lost: Refused) -> None:
         try:
-            again = ask_for_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
+            again = request_plan(self._server, self._topic, self._parameters, lease_ms=self._lease_ms)
         except Refused as error:
             raise LeaseLost(str(lost)) from error
         if again.plan_id != plan.plan_id:
-            raise LeaseLost(f"{lost}; the server has another plan by now, run this again") from lost
+            raise LeaseLost(f"{lost}; the server has a new plan, run this again") from lost
         plan.lease, plan.lease_ms = again.lease, again.lease_ms
 
-    def _call(self, plan: Plan, what: str, body: dict[str, Any]) -> Any:
-        path = self._server.topic(self._topic, f"/consolidation/{plan.plan_id}/{what}")
+    def _call(self, plan: Plan, action: str, body: dict[str, Any]) -> Any:
+        path = self._server.topic(self._topic, f"/consolidation/{plan.plan_id}/{action}")
         return self._server.post(path, body)

@@ -1,4 +1,4 @@
-"""Who does the tasks of a job: Spark, or a pool of processes on this machine. Tasks and results are small; records stay where they are."""
+"""Engines that run the tasks of a job: Spark, or a local process pool. Tasks and results are small and contain no records."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ R = TypeVar("R")
 
 
 class TaskFailed(Exception):
-    """A task could not be done, and not because of the records; the text says why."""
+    """A task failed for a reason other than damaged records."""
 
 
 class Damaged(TopicsError):
-    """A task has found damage and could not go on."""
+    """A task stopped at damaged data."""
 
     code = "corrupt"
 
 
 @dataclass(frozen=True, slots=True)
 class _Guarded:
-    """A function whose complaints about records and files come back as text: not all of them survive the way between processes."""
+    """Returns a function's errors about records and files as text: not all of them can be pickled."""
 
     function: Callable[[Any], Any]
 
@@ -48,34 +48,34 @@ class _Guarded:
             return None, Damaged, str(error)
 
 
-def _opened(found: list[tuple[Any, type[Exception] | None, str]]) -> list[Any]:
-    for _, problem, text in found:
+def _unguarded(outcomes: list[tuple[Any, type[Exception] | None, str]]) -> list[Any]:
+    for _, problem, text in outcomes:
         if problem is not None:
             raise problem(text)
-    return [result for result, _, _ in found]
+    return [result for result, _, _ in outcomes]
 
 
 def last_line(error: BaseException) -> str:
-    """Spark tells of errors with all that was called; what a user wants to know stands at the end of the first part."""
+    """The line with the actual error, out of Spark's long messages with stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if "Error:" in line or "Error]" in line]
     return (named or lines or [type(error).__name__])[0][:500]
 
 
 class Running(Protocol[R]):
-    """Tasks that are being done."""
+    """Running tasks."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether all of it has ended, well or not."""
+        """Wait; return whether all tasks have ended or one has failed."""
 
     def done(self) -> int:
-        """How many tasks have ended."""
+        """The number of tasks that have ended."""
 
     def results(self) -> list[R]:
-        """In the order of the tasks. Damaged, FilesGone, TaskFailed or an OSError when one of them could not be done."""
+        """Results in the order of the tasks. Raises Damaged, FilesGone, TaskFailed or OSError if a task failed."""
 
     def cancel(self) -> None:
-        """Nobody wants the results any more."""
+        """Cancel the remaining tasks."""
 
 
 class Engine(Protocol):
@@ -83,13 +83,13 @@ class Engine(Protocol):
     workers: int
 
     def start(self, function: Callable[[T], R], tasks: Sequence[T]) -> Running[R]:
-        """Do these tasks, each by itself. The function is one of a module, so that others can find it."""
+        """Start one call per task. The function must be importable by other processes."""
 
     def close(self) -> None: ...
 
 
-def be_idle() -> None:
-    """This process, and those that it starts from now on, only get what others leave."""
+def use_idle_priority() -> None:
+    """Run this process, and those it starts from now on, with idle CPU priority."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
@@ -101,7 +101,7 @@ class LocalEngine:
 
     def __init__(self, workers: int = 0) -> None:
         self.workers = workers or os.cpu_count() or 1
-        # Not forked: this process may have threads and open connections.
+        # Spawned, not forked, because this process may have threads and open connections.
         self._pool = ProcessPoolExecutor(self.workers, mp_context=multiprocessing.get_context("spawn"))
 
     def start(self, function: Callable[[T], R], tasks: Sequence[T]) -> Running[R]:
@@ -124,11 +124,9 @@ class _LocalRunning:
 
     def results(self) -> list[Any]:
         try:
-            return _opened([future.result() for future in self._futures])
+            return _unguarded([future.result() for future in self._futures])
         except BrokenProcessPool as error:
-            raise TaskFailed(
-                "a worker process has died, or was killed for its memory; run it again"
-            ) from error
+            raise TaskFailed("a worker process died, perhaps out of memory; run it again") from error
         finally:
             self.cancel()
 
@@ -141,7 +139,7 @@ class _LocalRunning:
 
 
 class SparkEngine:
-    """Each task is a task of Spark's: it may run anywhere that sees the cold tier, and be tried again."""
+    """Runs each task as a Spark task, on any executor with access to the cold tier. Spark may retry it."""
 
     name = "spark"
 
@@ -156,7 +154,7 @@ class SparkEngine:
     def is_alive(self) -> bool:
         try:
             self._session.sparkContext.statusTracker().getActiveJobsIds()
-        except Exception:  # whatever the way to a dead JVM ends in
+        except Exception:  # whatever a call to a dead JVM raises
             return False
         return True
 
@@ -173,7 +171,7 @@ class _SparkRunning:
         self._results: list[Any] = []
         self._error: BaseException | None = None
         self._ended = threading.Event()
-        # Of Spark's own kind: it ends the thread that stands for it in the JVM, too.
+        # Spark's thread class also ends the corresponding JVM thread.
         from pyspark import InheritableThread
 
         self._thread = InheritableThread(
@@ -183,7 +181,7 @@ class _SparkRunning:
 
     def _run(self, function: Callable[[Any], Any], tasks: list[Any]) -> None:
         try:
-            # Of this thread, and so of this job alone.
+            # Job groups are per thread, so this one covers only this job.
             self._context.setJobGroup(
                 self._group, f"topics-spark {function.__name__}", interruptOnCancel=False
             )
@@ -212,14 +210,12 @@ class _SparkRunning:
     def results(self) -> list[Any]:
         self._ended.wait()
         if isinstance(self._error, Exception):
-            raise TaskFailed(f"a task of Spark's failed: {last_line(self._error)}") from self._error
+            raise TaskFailed(f"a Spark task failed: {last_line(self._error)}") from self._error
         if self._error is not None:
             raise self._error
-        return _opened(self._results)
+        return _unguarded(self._results)
 
     def cancel(self) -> None:
         if not self._ended.is_set():
-            with contextlib.suppress(
-                Exception
-            ):  # whatever the way to a dead JVM ends in: its tasks have ended, too
+            with contextlib.suppress(Exception):  # the JVM may be dead, and its tasks with it
                 self._context.cancelJobGroup(self._group)

@@ -1,6 +1,6 @@
-"""Exporting cold records to a lake of Parquet files, `topic=orders/date=2026-11-16/part-<lo>-<hi>.parquet`, plain or as Delta tables.
+"""Export of cold records to Parquet files, `topic=orders/date=2026-11-16/part-<lo>-<hi>.parquet`, or to Delta tables.
 
-What makes a run safe to kill and to repeat: spark_pipeline/lake/table.py.
+A run can be killed and repeated safely: see spark_pipeline/lake/table.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from spark_pipeline.jobs.engines import Engine
 from spark_pipeline.jobs.progress import Progress
-from spark_pipeline.lake.forms import folder_of, open_table
+from spark_pipeline.lake.formats import folder_of, open_table
 from spark_pipeline.lake.table import Busy, ExportFailed, LakeUnavailable, Table, locked
 from spark_pipeline.tasks.export import ExportResult, ExportTask, export_slices
 from spark_pipeline.tasks.manifest import ColdTopic, FilesGone
@@ -20,13 +20,13 @@ from topics.api.errors import TopicsError
 from topics.api.limits import MIB
 
 PART_BYTES = 256 * MIB
-TASK_BYTES_MIN = 32 * MIB  # smaller ones are not worth being done beside others
+TASK_BYTES_MIN = 32 * MIB  # smaller tasks are not worth running in parallel
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A topic of which nothing was exported, and why."""
+    """A topic that was not exported, and why."""
 
     topic: str
     state: str  # damaged · failed · busy · changed
@@ -39,14 +39,14 @@ class Exported:
     files: int = 0
     rows: int = 0
     bytes: int = 0
-    damaged: int = 0  # ranges that were left out
+    damaged: int = 0  # skipped ranges
     left: list[Left] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Job:
     out: str
-    form: str = "parquet"
+    format: str = "parquet"
     part_bytes: int = PART_BYTES
     skip_damage: bool = False
     found: Exported = field(default_factory=Exported)
@@ -58,28 +58,28 @@ def export(
     engine: Callable[[], AbstractContextManager[Engine]],
     progress: Progress,
 ) -> Exported:
-    """One topic after another; each is published by itself. The engine is started only when there is something to do."""
+    """Export and publish the topics one after another. The engine is started only if there is something to do."""
     behind: list[ColdTopic] = []
     for topic in topics:
-        with _by_itself(topic, job):
+        with _collect_errors(topic, job):
             if _table(topic, job).next_seq < end_of(topic):
                 behind.append(topic)
     job.found.topics = len(topics)
     if behind:
         with engine() as started:
             for topic in behind:
-                with _by_itself(topic, job):
+                with _collect_errors(topic, job):
                     _export_topic(topic, job, started, progress)
     return job.found
 
 
 @contextmanager
-def _by_itself(topic: ColdTopic, job: Job) -> Iterator[None]:
-    """What is wrong with one topic keeps none of the others from being exported."""
+def _collect_errors(topic: ColdTopic, job: Job) -> Iterator[None]:
+    """A problem with one topic must not stop the export of the others."""
     try:
         yield
     except LakeUnavailable:
-        raise  # nor would they
+        raise  # affects all topics
     except Busy as error:
         job.found.left.append(Left(topic.name, "busy", str(error)))
     except FilesGone as error:
@@ -91,17 +91,17 @@ def _by_itself(topic: ColdTopic, job: Job) -> Iterator[None]:
 
 
 def _table(topic: ColdTopic, job: Job) -> Table:
-    return open_table(job.form, job.out, topic.name, topic.manifest.topic_id)
+    return open_table(job.format, job.out, topic.name, topic.manifest.topic_id)
 
 
 def _export_topic(topic: ColdTopic, job: Job, engine: Engine, progress: Progress) -> None:
-    folder = folder_of(job.form, job.out, topic.name)
+    folder = folder_of(job.format, job.out, topic.name)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, topic.name):
         table = _table(topic, job)
         if table.next_seq >= end_of(topic):
-            # Another run was here before the lock was ours, with a newer manifest: to publish where this one ends would
-            # take the place back from which the next run goes on, and it would write rows twice.
+            # Another run with a newer manifest finished before we got the lock. Publishing our end would move the
+            # position back, and the next run would write rows twice.
             return
         table.remove_orphans()
         slices = slices_of(topic, Range(start_seq=table.next_seq))
@@ -114,7 +114,7 @@ def _export_topic(topic: ColdTopic, job: Job, engine: Engine, progress: Progress
         table.publish(files, end_of(topic))
     for damage in (one for result in results for one in result.damage):
         job.found.damaged += 1
-        text = f"{topic.name}: left out records {damage.first_seq} to {damage.last_seq}: {damage.what}"
+        text = f"{topic.name}: skipped records {damage.first_seq} to {damage.last_seq}: {damage.what}"
         progress.step("damage", text, topic=topic.name, first_seq=damage.first_seq, last_seq=damage.last_seq)
     rows = sum(file.rows for file in files)
     job.found.files += len(files)
@@ -143,5 +143,5 @@ def _run(tasks: list[ExportTask], engine: Engine, progress: Progress, topic: str
 
 
 def end_of(topic: ColdTopic) -> int:
-    """Where an export of it ends. The cold tier may go on for a while, with nothing alive."""
+    """The seq at which an export ends. The cold tier may extend beyond it, without live records."""
     return max((segment.next_seq for segment in topic.manifest.segments), default=1)

@@ -1,4 +1,4 @@
-"""How far a job is: a bar on a terminal, a line of JSON a step elsewhere."""
+"""Progress of a job: a bar on a terminal, otherwise one line of JSON per step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from topics.cli.formatting import printable
 
 BAR = 30
-STEP_S = 5.0  # between two lines that only tell how far it is
+STEP_S = 5.0  # between progress lines
 
 
 class Progress:
@@ -22,7 +22,7 @@ class Progress:
         self._last_s = 0.0
 
     def step(self, step: str, text: str, **fields: Any) -> None:
-        """Something has happened: `text` for people, `fields` for machines."""
+        """Report a step: `text` for humans, `fields` for machines."""
         if self.is_bar:
             self._clear()
             print(printable(text), file=self._out, flush=True)
@@ -31,7 +31,7 @@ class Progress:
             print(msgspec.json.encode(line).decode(), file=self._out, flush=True)
 
     def bar(self, what: str, done: int, total: int) -> None:
-        """How far it is; seldom, where every call would be a line."""
+        """Show progress; without a terminal at most one line every STEP_S."""
         now = time.monotonic()
         if self.is_bar:
             filled = BAR * done // max(total, 1)

@@ -1,4 +1,4 @@
-"""Collecting a report: tasks count segments and what is newer, the server says the rest. Nothing is changed."""
+"""Collecting the data of a report: tasks count records, the server provides the rest. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from spark_pipeline.jobs.engines import Engine
 from spark_pipeline.jobs.exporting import end_of
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.jobs.snapshots import Pinned, pinned_or_http
-from spark_pipeline.lake.forms import freshness_of
+from spark_pipeline.lake.formats import freshness_of
 from spark_pipeline.lake.table import ExportFailed
 from spark_pipeline.report.model import Export, Report, TopicReport
-from spark_pipeline.tasks.figures import Figures, FiguresTask, count, split_http, tasks_of
 from spark_pipeline.tasks.http_reading import HttpSlice
 from spark_pipeline.tasks.manifest import NoManifest
 from spark_pipeline.tasks.names import ALL_TOPICS
 from spark_pipeline.tasks.reading import Range, slices_of
 from spark_pipeline.tasks.server import Refused, Server, wanted_topics
+from spark_pipeline.tasks.statistics import CountTask, TopicStatistics, count, split_http, tasks_of
 
 POLL_S = 0.2
-CONSUMERS_MAX = 1000  # the most that a topic can have
-# Of the server's own metrics, those that a report is about.
+CONSUMERS_MAX = 1000  # maximum per topic
+# The server's metrics that are included in a report.
 SERVER_METRICS = (
     "topics_records_live",
     "topics_bytes_live",
@@ -48,7 +48,7 @@ def collect(
 ) -> Report:
     with pinned_or_http(server, wanted_topics(server, wanted), cold_dir) as topics:
         if not topics and wanted != ALL_TOPICS:
-            raise NoManifest(f"{server.url} has no topic {wanted!r} that this key may see")
+            raise NoManifest(f"{server.url} has no topic {wanted!r}, or the key has no access to it")
         tasks = [task for one in topics for task in _tasks(server, one, engine.workers)]
         progress.step(
             "count",
@@ -56,11 +56,13 @@ def collect(
             topics=len(topics),
             tasks=len(tasks),
         )
-        found: dict[str, Figures] = {one.topic: Figures(one.topic) for one in topics}
+        by_topic: dict[str, TopicStatistics] = {one.topic: TopicStatistics(one.topic) for one in topics}
         for part in _results(engine, tasks, progress):
-            found[part.topic].follow(part)
+            by_topic[part.topic].append(part)
         reports = [
-            report for one in topics if (report := _about(server, one, found[one.topic], lakes)) is not None
+            report
+            for one in topics
+            if (report := _topic_report(server, one, by_topic[one.topic], lakes)) is not None
         ]
     return Report(
         run_id=uuid.uuid4().hex,
@@ -72,13 +74,13 @@ def collect(
     )
 
 
-def _tasks(server: Server, one: Pinned, workers: int) -> list[FiguresTask]:
+def _tasks(server: Server, one: Pinned, workers: int) -> list[CountTask]:
     slices = slices_of(one.cold, Range()) if one.cold is not None else []
     rest = HttpSlice(server.url, server.token_env, one.topic, one.first_seq, one.stop_seq)
     return tasks_of(one.topic, slices, split_http(rest, workers), workers)
 
 
-def _results(engine: Engine, tasks: Sequence[FiguresTask], progress: Progress) -> list[Figures]:
+def _results(engine: Engine, tasks: Sequence[CountTask], progress: Progress) -> list[TopicStatistics]:
     running = engine.start(count, tasks)
     try:
         while not running.wait(POLL_S):
@@ -89,8 +91,10 @@ def _results(engine: Engine, tasks: Sequence[FiguresTask], progress: Progress) -
     return running.results()
 
 
-def _about(server: Server, one: Pinned, figures: Figures, lakes: Sequence[str]) -> TopicReport | None:
-    """None: it was deleted meanwhile."""
+def _topic_report(
+    server: Server, one: Pinned, statistics: TopicStatistics, lakes: Sequence[str]
+) -> TopicReport | None:
+    """None: it has been deleted."""
     try:
         state = server.get(server.topic(one.topic, "?touch=false"))
         consumers = _consumers(server, one.topic)
@@ -99,12 +103,12 @@ def _about(server: Server, one: Pinned, figures: Figures, lakes: Sequence[str]) 
             return None
         raise
     manifest = one.cold.manifest if one.cold is not None else None
-    losses = {(gap.first_seq, gap.last_seq, gap.reason) for gap in figures.lost}
+    losses = {(gap.first_seq, gap.last_seq, gap.reason) for gap in statistics.lost}
     if manifest is not None:
         losses |= {(first, last, reason) for first, last, reason in manifest.losses}
     return TopicReport(
         topic=one.topic,
-        figures=figures,
+        statistics=statistics,
         earliest_seq=manifest.earliest_seq if manifest is not None else one.first_seq,
         head_seq=one.stop_seq - 1,
         cold_next_seq=manifest.cold_next_seq if manifest is not None else 0,
@@ -114,15 +118,15 @@ def _about(server: Server, one: Pinned, figures: Figures, lakes: Sequence[str]) 
         queue=state.get("queue"),
         dead_letter=state["config"].get("dead_letter"),
         consumers=consumers,
-        exports=[export for lake in lakes for export in _exports(lake, one, figures)],
+        exports=[export for lake in lakes for export in _exports(lake, one, statistics)],
     )
 
 
-def _exports(lake: str, one: Pinned, figures: Figures) -> list[Export]:
+def _exports(lake: str, one: Pinned, statistics: TopicStatistics) -> list[Export]:
     try:
         found = freshness_of(lake, one.topic)
     except ExportFailed as error:
-        figures.failed.append((f"its export to {lake}", str(error)))
+        statistics.failed.append((f"the export to {lake}", str(error)))
         return []
     cold_end = end_of(one.cold) if one.cold is not None else 1
     return [
@@ -142,14 +146,14 @@ def _consumers(server: Server, topic: str) -> list[dict[str, Any]]:
 
 
 def _server_metrics(server: Server) -> dict[str, float]:
-    """Prometheus text, of which only plain names are wanted."""
+    """Metrics without labels, from the Prometheus text."""
     try:
         text = server.request("GET", "/v0/metrics").body.decode()
-    except Refused:  # a key may read topics and yet no metrics
+    except Refused:  # the key may lack access to metrics
         return {}
-    found = {}
+    metrics = {}
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name in SERVER_METRICS:
-            found[name] = float(value)
-    return found
+            metrics[name] = float(value)
+    return metrics

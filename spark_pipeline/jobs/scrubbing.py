@@ -1,4 +1,4 @@
-"""Scrubbing the cold segments of topics: every record is compared with its own digest. Nothing is changed."""
+"""Scrubbing of cold segments: checks every record against its checksum. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from spark_pipeline.jobs.engines import Engine
 from spark_pipeline.jobs.progress import Progress
-from spark_pipeline.report.scrubs import RANGES_MAX, Range, TopicScrub
+from spark_pipeline.report.scrub_results import RANGES_MAX, Range, TopicScrub
 from spark_pipeline.tasks.manifest import ColdTopic
 from spark_pipeline.tasks.scrub import ScrubResult, ScrubTask, scrub_segment
 from spark_pipeline.tasks.segments import Damage

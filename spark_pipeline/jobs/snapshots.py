@@ -1,4 +1,4 @@
-"""Snapshots of topics: manifests whose files stay while a job reads them."""
+"""Pinned snapshots of topics: manifests whose files are kept while a job reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_pipeline.tasks.manifest import ColdTopic, NoManifest, read_manifest
 from spark_pipeline.tasks.server import Refused, Server, Unreachable, wanted_topics
 
 TTL_MS = 600_000
-# Answers that mean: there is no snapshot for this key or on this server, so read over HTTP.
+# Error codes that mean: no snapshot for this key or on this server, so read over HTTP.
 NO_SNAPSHOT = frozenset({"no_cold_tier", "forbidden", "not_found", "method_not_allowed", "throttled"})
 
 
@@ -25,7 +25,7 @@ class _Pin:
 
 @contextmanager
 def pinned(server: Server, wanted: str, cold_dir: str = "") -> Iterator[list[ColdTopic]]:
-    """The topics of a list or pattern, by manifests whose files stay until this ends. Pins are renewed on a thread meanwhile."""
+    """Pin the topics of a list or pattern until the block ends. A thread renews the pins."""
     pins: list[_Pin] = []
     stopped = threading.Event()
     try:
@@ -33,10 +33,10 @@ def pinned(server: Server, wanted: str, cold_dir: str = "") -> Iterator[list[Col
         topics = [
             one for name in names if (one := _pin_of(server, name, cold_dir, pins, len(names))) is not None
         ]
-        keeper = threading.Thread(
-            target=_keep, args=(Server(server.url, server.token_env), pins, stopped), daemon=True
+        renewer = threading.Thread(
+            target=_renew, args=(Server(server.url, server.token_env), pins, stopped), daemon=True
         )
-        keeper.start()
+        renewer.start()
         yield topics
     finally:
         stopped.set()
@@ -45,7 +45,7 @@ def pinned(server: Server, wanted: str, cold_dir: str = "") -> Iterator[list[Col
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A topic: what is read from files, if anything, and the half-open seqs that come over HTTP."""
+    """A topic: the part to read from files, if any, and the half-open range of seqs to read over HTTP."""
 
     topic: str
     cold: ColdTopic | None
@@ -55,15 +55,15 @@ class Pinned:
 
 @contextmanager
 def pinned_or_http(server: Server, names: Sequence[str], cold_dir: str = "") -> Iterator[list[Pinned]]:
-    """As `pinned`, but a topic without a snapshot (no cold tier, or none for this key) is read over HTTP. One that is gone is left out."""
+    """As `pinned`, but topics without a snapshot (no cold tier, or no access) are read over HTTP. Deleted topics are omitted."""
     pins: list[_Pin] = []
     stopped = threading.Event()
     try:
         found = [one for name in names if (one := _pin_or_http(server, name, cold_dir, pins)) is not None]
-        keeper = threading.Thread(
-            target=_keep, args=(Server(server.url, server.token_env), pins, stopped), daemon=True
+        renewer = threading.Thread(
+            target=_renew, args=(Server(server.url, server.token_env), pins, stopped), daemon=True
         )
-        keeper.start()
+        renewer.start()
         yield found
     finally:
         stopped.set()
@@ -87,7 +87,7 @@ def _pin_or_http(server: Server, name: str, cold_dir: str, pins: list[_Pin]) -> 
 
 
 def _pin_of(server: Server, name: str, cold_dir: str, pins: list[_Pin], of: int) -> ColdTopic | None:
-    """None: one of several that was deleted since they were listed."""
+    """None: one of several topics was deleted since they were listed."""
     try:
         return _pin(server, name, cold_dir, pins)
     except Refused as error:
@@ -98,7 +98,7 @@ def _pin_of(server: Server, name: str, cold_dir: str, pins: list[_Pin], of: int)
 
 def _release(server: Server, pins: Sequence[_Pin]) -> None:
     for pin in pins:
-        # It ends by itself: no reason to fail a job that is done.
+        # Pins expire, so a failure here must not fail the job.
         with suppress(Refused, Unreachable):
             server.request("DELETE", server.topic(pin.topic, f"/snapshots/{pin.snapshot_id}"))
 
@@ -110,12 +110,12 @@ def _pin(server: Server, name: str, cold_dir: str, pins: list[_Pin]) -> ColdTopi
     path = os.path.join(root, answer["path"])
     if not os.path.exists(path):
         raise NoManifest(
-            f"{path} cannot be seen from here, or not by this user; --cold-dir says where the server's cold directory is mounted"
+            f"{path} does not exist here, or is not readable; give the mount point of the server's cold directory with --cold-dir"
         )
     return ColdTopic(os.path.dirname(path), read_manifest(path))
 
 
-def _keep(server: Server, pins: list[_Pin], stopped: threading.Event) -> None:
+def _renew(server: Server, pins: list[_Pin], stopped: threading.Event) -> None:
     while not stopped.wait(TTL_MS / 3000):
         for pin in pins:
             with suppress(Refused, Unreachable):

@@ -1,1 +1,1 @@
-"""Where exports go: a folder of Parquet files for each topic, and what says which of them count."""
+"""Destinations of exports: a directory of Parquet files per topic, and the manifest or log that lists the valid ones."""

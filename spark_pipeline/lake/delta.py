@@ -1,10 +1,10 @@
-"""A Delta table for each topic, by delta-rs: tasks write its files, and one commit of the driver's adds them.
+"""Delta tables, one per topic, with delta-rs: tasks write the files, and one commit of the driver adds them.
 
-How far an export is stands in the table's own log: each commit carries a transaction of the application
-`topics-spark:<topic id>`, whose version is the next seq. Files and seq are one entry of that log, so they cannot disagree.
+The position of an export is in the table's log: each commit has an application transaction `topics-spark:<topic id>`
+whose version is the next seq. Files and position are in one log entry, so they cannot disagree.
 
-Files that the log has dropped (by an optimize) are still needed by older versions of the table. So an orphan is not what the
-newest version lacks, but a file of ours that begins at or behind the next seq.
+Files removed from the log (by an optimize) are still needed by older versions of the table. So an orphan is not a file
+missing from the newest version, but one of our files that starts at or after the next seq.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from spark_pipeline.lake.table import (
     ExportFailed,
     Freshness,
     LakeUnavailable,
-    give_names,
-    made_anew,
+    recreated_topic_error,
     remove_files,
+    rename_into_place,
 )
 from spark_pipeline.tasks.export import WANTED, ExportFile, sync
 from topics.system.extras import install_command
@@ -35,12 +35,12 @@ from topics.system.extras import install_command
 LOG = "_delta_log"
 APPLICATION = "topics-spark:"
 SCHEMA = WANTED.schema().append(pa.field("date", pa.date32()))
-_NEXT_SEQ = "topics_next_seq"  # in the notes of a commit, for people and reports
-_LOOK_BACK = 50  # commits, for the newest one of ours
+_NEXT_SEQ = "topics_next_seq"  # in a commit's metadata, for humans and reports
+_HISTORY_MAX = 50  # commits to search for our newest one
 
 
 def folder_of(out: str, topic: str) -> Path:
-    """Topics have no ~ in their names; delta-rs cannot find its way through percent signs."""
+    """Escaped with ~, which topic names do not contain: delta-rs does not support percent signs in paths."""
     return Path(os.path.abspath(out)) / quote(topic, safe="").replace("%", "~")
 
 
@@ -53,7 +53,7 @@ class DeltaTable:
         if self._table is not None:
             found = self._table.transaction_version(self._application)
             if found is None:
-                raise made_anew(folder, topic)
+                raise recreated_topic_error(folder, topic)
             self.next_seq = int(found)
 
     def remove_orphans(self) -> None:
@@ -61,10 +61,10 @@ class DeltaTable:
 
     def publish(self, files: Sequence[ExportFile], next_seq: int) -> None:
         delta = _package()
-        give_names(self._folder, files)
-        sync(self._folder)  # the folders of new days
+        rename_into_place(self._folder, files)
+        sync(self._folder)  # directories of new days
         if self._table is None:
-            # With a version from its beginning: a table without one is of another topic.
+            # With a position from the start: a table without one belongs to another topic.
             self._table = delta.DeltaTable.create(
                 self._folder,
                 SCHEMA,
@@ -84,7 +84,7 @@ class DeltaTable:
                 commit_properties=self._properties(next_seq),
             )
         except delta.exceptions.CommitFailedError as error:
-            raise Busy(f"somebody else has changed {self._folder}: {error}; run it again later") from error
+            raise Busy(f"{self._folder} was changed concurrently: {error}; run it again later") from error
         self._table.update_incremental()
         self._sync_log(before)
         self.next_seq = next_seq
@@ -97,7 +97,7 @@ class DeltaTable:
         )
 
     def _sync_log(self, since: int) -> None:
-        """delta-rs leaves that to the system."""
+        """Sync the log: delta-rs does not."""
         log = self._folder / LOG
         for path in log.iterdir():
             number = path.name[:20]
@@ -145,18 +145,18 @@ def _open(folder: Path) -> Any:
     delta = _package()
     if "%" in str(folder):
         raise LakeUnavailable(
-            f"{folder}: delta-rs does not find paths with a percent sign; export to another folder"
+            f"{folder}: delta-rs does not support paths with a percent sign; export to another directory"
         )
     if not (folder / LOG).exists():
         return None
     try:
         return delta.DeltaTable(folder)
     except delta.exceptions.TableNotFoundError:
-        return None  # a run has died before the first entry of the log
-    except Exception as error:  # of many kinds, by what it stumbles over
+        return None  # a run died before the first log entry
+    except Exception as error:  # delta-rs raises many types
         raise ExportFailed(
-            f"{folder} is no Delta table that can be read ({error}). If the newest file of {LOG} is cut off, as a power cut may leave it, "
-            f"remove that one; else take {LOG} from a backup, or remove {folder} to export all of it again"
+            f"{folder} is not a readable Delta table ({error}). If the newest file of {LOG} is truncated, for example by a power "
+            f"failure, delete that file; otherwise restore {LOG} from a backup, or delete {folder} to export everything again"
         ) from error
 
 
@@ -166,7 +166,7 @@ def freshness(folder: Path) -> Freshness | None:
         return None
     actions = pa.table(table.get_add_actions(flatten=True))
     next_seq = at_ms = 0
-    for entry in table.history(_LOOK_BACK):
+    for entry in table.history(_HISTORY_MAX):
         if _NEXT_SEQ in entry:
             next_seq, at_ms = int(entry[_NEXT_SEQ]), int(entry.get("timestamp") or 0)
             break

@@ -1,4 +1,4 @@
-"""The forms that a lake can have. Each has a folder of its own for a topic."""
+"""Export formats. Each uses its own directory per topic."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 from spark_pipeline.lake import delta, parquet
 from spark_pipeline.lake.table import Freshness, Table
 
-FORMS = ("parquet", "delta")
+FORMATS = ("parquet", "delta")
 
 
-def folder_of(form: str, out: str, topic: str) -> Path:
-    return delta.folder_of(out, topic) if form == "delta" else parquet.folder_of(out, topic)
+def folder_of(format: str, out: str, topic: str) -> Path:
+    return delta.folder_of(out, topic) if format == "delta" else parquet.folder_of(out, topic)
 
 
-def open_table(form: str, out: str, topic: str, topic_id: str) -> Table:
-    folder = folder_of(form, out, topic)
-    if form == "delta":
+def open_table(format: str, out: str, topic: str, topic_id: str) -> Table:
+    folder = folder_of(format, out, topic)
+    if format == "delta":
         return delta.DeltaTable(folder, topic, topic_id)
     return parquet.ParquetTable(folder, topic, topic_id)
 
 
 def freshness_of(out: str, topic: str) -> list[Freshness]:
-    """How far the exports of a topic are; empty: there are none."""
-    found = [
+    """The state of a topic's exports, in all formats."""
+    states = [
         parquet.freshness(parquet.folder_of(out, topic)),
         delta.freshness(delta.folder_of(out, topic)),
     ]
-    return [one for one in found if one is not None]
+    return [state for state in states if state is not None]

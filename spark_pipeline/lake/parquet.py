@@ -1,4 +1,4 @@
-"""Plain Parquet: `_manifest.json` names the files of a topic, and the seq from which the next run goes on. It is replaced by a rename."""
+"""Plain Parquet exports: `_manifest.json` lists the files of a topic and the seq where the next run continues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from spark_pipeline.lake.table import ExportFailed, Freshness, give_names, made_anew, remove_files
+from spark_pipeline.lake.table import (
+    ExportFailed,
+    Freshness,
+    recreated_topic_error,
+    remove_files,
+    rename_into_place,
+)
 from spark_pipeline.tasks.export import ExportFile, sync
 
 MANIFEST = "_manifest.json"
@@ -38,7 +44,7 @@ class LakeManifest(msgspec.Struct):
 
 
 def folder_of(out: str, topic: str) -> Path:
-    """Named as engines expect it of a column."""
+    """Named like a Hive partition."""
     return Path(os.path.abspath(out)) / f"topic={quote(topic, safe='')}"
 
 
@@ -47,7 +53,7 @@ class ParquetTable:
         self._folder = folder
         found = read_manifest(folder)
         if found is not None and found.topic_id != topic_id:
-            raise made_anew(folder, topic)
+            raise recreated_topic_error(folder, topic)
         self._manifest = found or LakeManifest(topic, topic_id)
         self.next_seq = self._manifest.next_seq
 
@@ -56,7 +62,7 @@ class ParquetTable:
         remove_files(self._folder, lambda path, first_seq: path not in named)
 
     def publish(self, files: Sequence[ExportFile], next_seq: int) -> None:
-        give_names(self._folder, files)
+        rename_into_place(self._folder, files)
         manifest = self._manifest
         manifest.files = [
             *manifest.files,
@@ -66,11 +72,11 @@ class ParquetTable:
         manifest.rows = sum(file.rows for file in manifest.files)
         manifest.bytes = sum(file.bytes for file in manifest.files)
         manifest.exported_at_ms = time.time_ns() // 1_000_000
-        aside = self._folder / f".{MANIFEST}"
-        aside.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        sync(aside)
-        sync(self._folder)  # the folders of new days come before the manifest that names what is in them
-        os.replace(aside, self._folder / MANIFEST)
+        temporary = self._folder / f".{MANIFEST}"
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        sync(temporary)
+        sync(self._folder)  # directories of new days before the manifest that refers to them
+        os.replace(temporary, self._folder / MANIFEST)
         sync(self._folder)
         sync(self._folder.parent)
 
@@ -82,9 +88,9 @@ def read_manifest(folder: Path) -> LakeManifest | None:
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # Without it nobody knows which files count: to guess would be to write rows twice.
+        # Without it the valid files are not known; guessing could write rows twice.
         raise ExportFailed(
-            f"{folder / MANIFEST} cannot be read ({error}); take it from a backup, or remove {folder} to export all of it again"
+            f"{folder / MANIFEST} cannot be read ({error}); restore it from a backup, or delete {folder} to export everything again"
         ) from error
 
 

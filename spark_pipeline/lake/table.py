@@ -1,10 +1,10 @@
-"""What the forms of a lake have in common: a folder for each topic, a lock, and files whose names say which rows they hold.
+"""Shared parts of the export formats: a directory per topic, a lock, and files named by their range of seqs.
 
-Order of a run: tasks write files aside and sync them; they get their names; folders are synced; then the table is told, in one
-step. A crash before that step leaves files that the table does not know: the next run removes them first, and writes the same
-rows again. So each row is in one file, and a run with nothing new changes nothing.
+Order of a run: tasks write temporary files and sync them; these are renamed; directories are synced; then the table is
+updated atomically. A crash before that leaves files that are not in the table: the next run deletes them and writes the
+same rows again. So each row is in exactly one file, and a run with nothing new changes nothing.
 
-Runs keep out of each other's way by a lock on `_lock`, which ends with the process.
+Concurrent runs exclude each other with a lock on `_lock`, which is released when the process ends.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ _PART = re.compile(r"part-([0-9a-f]{16})-[0-9a-f]{16}\.parquet")
 
 
 class ExportFailed(Exception):
-    """The text says what is in the way, and what to do."""
+    """The export failed; the message says what to do."""
 
 
 class LakeUnavailable(ExportFailed):
-    """No topic can be exported in this form, or to this folder."""
+    """No topic can be exported in this format, or to this directory."""
 
 
 class Busy(Exception):
-    """Another run exports the same topic."""
+    """Another run is exporting the same topic."""
 
 
 class Table(Protocol):
-    """One topic in a lake."""
+    """The export of one topic."""
 
-    next_seq: int  # all before is exported, or was dead or gone
+    next_seq: int  # everything before it is exported, or was deleted
 
     def remove_orphans(self) -> None:
-        """What a run has left that came to no end."""
+        """Delete files left by interrupted runs."""
 
     def publish(self, files: Sequence[ExportFile], next_seq: int) -> None:
-        """From now on these files count, too, and the next run goes on from this seq."""
+        """Add these files and move the position, atomically."""
 
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """How far an export is."""
+    """State of an export."""
 
-    form: str
+    format: str
     next_seq: int
     rows: int
     bytes: int
     files: int
-    at_ms: int  # when something was last added; 0: not known
+    at_ms: int  # time of the last addition; 0: not known
 
 
-def made_anew(folder: Path, topic: str) -> ExportFailed:
+def recreated_topic_error(folder: Path, topic: str) -> ExportFailed:
     return ExportFailed(
-        f"{folder} holds an earlier topic of the name {topic}, which was deleted and made anew: move that folder away, or export to another one"
+        f"{folder} belongs to an earlier topic named {topic}, which was deleted and created again: move the directory away, or export to another one"
     )
 
 
@@ -80,7 +80,7 @@ def locked(folder: Path, topic: str) -> Iterator[None]:
 
 
 def remove_files(folder: Path, is_orphan: Callable[[str, int], bool]) -> None:
-    """Files that were left aside, and those that are orphans by their path and first seq. Only names that are ours."""
+    """Delete temporary files, and orphans as decided by path and first seq. Only files named by us."""
     for path in folder.glob("date=*/.part-*"):
         path.unlink(missing_ok=True)
     for path in folder.glob("date=*/part-*.parquet"):
@@ -89,9 +89,9 @@ def remove_files(folder: Path, is_orphan: Callable[[str, int], bool]) -> None:
             path.unlink(missing_ok=True)
 
 
-def give_names(folder: Path, files: Sequence[ExportFile]) -> None:
-    """What was written aside gets its name, for good."""
+def rename_into_place(folder: Path, files: Sequence[ExportFile]) -> None:
+    """Rename temporary files to their final names."""
     for file in files:
-        os.replace(folder / file.aside, folder / file.path)
-    for place in sorted({(folder / file.path).parent for file in files}):
-        sync(place)
+        os.replace(folder / file.temporary, folder / file.path)
+    for parent in sorted({(folder / file.path).parent for file in files}):
+        sync(parent)

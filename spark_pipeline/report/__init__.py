@@ -1,1 +1,1 @@
-"""What a report says, and the files that say it."""
+"""Contents and output files of reports."""

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. They take their colours from the page, so they are readable in the dark, too; every bar says its value when pointed at."""
+"""Charts as inline SVG. Colours come from the page's style sheet, with a dark mode; bars have tooltips with their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pairs = Sequence[tuple[str, float]]
 
 
 def columns(pairs: Pairs, show: Callable[[float], str], label: str) -> str:
-    """Upright bars from left to right; the first and the last are named, and the highest value."""
+    """Vertical bars. The first and last bars and the highest value are labelled."""
     if not pairs:
         return '<p class="none">nothing to show</p>'
     most = max(value for _, value in pairs) or 1.0
@@ -44,7 +44,7 @@ def columns(pairs: Pairs, show: Callable[[float], str], label: str) -> str:
 
 
 def ranking(pairs: Pairs, show: Callable[[float], str], label: str) -> str:
-    """Lying bars, one below the other, with their names."""
+    """Horizontal bars with labels."""
     if not pairs:
         return '<p class="none">nothing to show</p>'
     most = max(value for _, value in pairs) or 1.0
@@ -62,7 +62,7 @@ def ranking(pairs: Pairs, show: Callable[[float], str], label: str) -> str:
 
 
 def shares(parts: Sequence[tuple[str, float, str]], show: Callable[[float], str], label: str) -> str:
-    """One bar of several parts (name, value, class of colour), and what each of them is."""
+    """A stacked bar of (name, value, CSS class) with a legend."""
     total = sum(value for _, value, _ in parts)
     if not total:
         return '<p class="none">nothing to show</p>'
@@ -83,7 +83,7 @@ def shares(parts: Sequence[tuple[str, float, str]], show: Callable[[float], str]
 
 
 def over_time(hours: Mapping[int, float]) -> list[tuple[str, float]]:
-    """Hours since the epoch as bars: hours as they are, or as many of them together as makes no more bars than a chart has room for."""
+    """Bars for values by hour since the epoch, grouped into longer intervals if there are more than BARS_MAX."""
     if not hours:
         return []
     first, last = min(hours), max(hours)

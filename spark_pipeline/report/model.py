@@ -1,4 +1,4 @@
-"""What a report knows, and the same as one long table of figures."""
+"""Data model of a report, and its metrics as table rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 from spark_pipeline.lake.table import Freshness
-from spark_pipeline.report.scrubs import TopicScrub
+from spark_pipeline.report.scrub_results import TopicScrub
 from spark_pipeline.report.trend import Previous, changes, points
-from spark_pipeline.tasks.figures import Figures
 from spark_pipeline.tasks.names import ALL_TOPICS
-from spark_pipeline.tasks.statistics import HOUR_MS, Statistics, size_of_class
+from spark_pipeline.tasks.statistics import HOUR_MS, Statistics, TopicStatistics, size_of_class
 from topics.engine.storage.manifest import Segment
 
 PERCENTILES = (0.5, 0.9, 0.99, 1.0)
@@ -22,25 +21,25 @@ PERCENTILES = (0.5, 0.9, 0.99, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """How far a topic has got into a lake."""
+    """State of a topic's export."""
 
     lake: str
     fresh: Freshness
-    behind_cold: int  # seqs that could be exported
-    behind: int  # and those that are too new
+    behind_cold: int  # seqs that could be exported now
+    behind: int  # including those that are not cold yet
 
     @property
     def name(self) -> str:
-        return self.lake if self.fresh.form == "parquet" else f"{self.lake} ({self.fresh.form})"
+        return self.lake if self.fresh.format == "parquet" else f"{self.lake} ({self.fresh.format})"
 
 
 @dataclass(slots=True)
 class TopicReport:
     topic: str
-    figures: Figures
+    statistics: TopicStatistics
     earliest_seq: int
     head_seq: int
-    cold_next_seq: int  # 0: all of it was read over HTTP
+    cold_next_seq: int  # 0: everything was read over HTTP
     segments: list[Segment] = field(default_factory=list)
     retired: int = 0
     losses: list[tuple[int, int, str]] = field(default_factory=list)  # both ends included
@@ -52,21 +51,21 @@ class TopicReport:
 
     def __post_init__(self) -> None:
         self.total = Statistics()
-        self.total.follow(self.figures.cold)
-        self.total.follow(self.figures.hot)
+        self.total.append(self.statistics.cold)
+        self.total.append(self.statistics.hot)
 
     @property
     def gone(self) -> int:
-        """Seqs that were given out since the earliest, have no record any more and take no space."""
+        """Seqs since the earliest whose records are deleted and take no space."""
         return max(self.total.rows - self.total.live - self.total.dead, 0)
 
     @property
     def gaps(self) -> int:
-        """Runs of seqs from the earliest to the newest that have no record any more."""
+        """Number of runs of seqs without records, from the earliest to the newest."""
         if not self.total.first_seq:
             return int(self.earliest_seq <= self.head_seq)
-        before, behind = self.total.first_seq > self.earliest_seq, self.total.last_seq < self.head_seq
-        return self.total.gaps + before + behind
+        before, after = self.total.first_seq > self.earliest_seq, self.total.last_seq < self.head_seq
+        return self.total.gaps + before + after
 
     @property
     def lag(self) -> int:
@@ -81,8 +80,8 @@ class Report:
     topics: list[TopicReport]
     wanted: str = ALL_TOPICS
     history: list[dict[str, Any]] = field(default_factory=list)  # runs of scheduled jobs, oldest first
-    server: dict[str, float] = field(default_factory=dict)  # metrics of the server that belong to no topic
-    scrubs: dict[str, TopicScrub] = field(default_factory=dict)  # of those topics that were scrubbed
+    server: dict[str, float] = field(default_factory=dict)  # metrics of the whole server
+    scrubs: dict[str, TopicScrub] = field(default_factory=dict)  # by topic
     previous: Previous | None = None
     top: int = 20
 
@@ -93,7 +92,10 @@ class Report:
         return found
 
     def failed(self) -> list[tuple[str, str, str]]:
-        return [(one.topic, segment, why) for one in self.topics for segment, why in one.figures.failed]
+        """(topic, segment, reason) of everything that could not be counted."""
+        return [
+            (one.topic, segment, reason) for one in self.topics for segment, reason in one.statistics.failed
+        ]
 
 
 def hour_name(hour: int) -> str:
@@ -104,7 +106,7 @@ Row = tuple[str, str, str, float]  # topic, metric, dimension, value
 
 
 def rows_of(report: Report) -> Iterator[Row]:
-    """A figure a row. The topic is empty for what is about all of them."""
+    """One value per row. The topic is empty for values about the whole server."""
     for topic in report.topics:
         for metric, dimension, value in _topic_rows(topic, report.top):
             yield topic.topic, metric, dimension, float(value)
@@ -123,7 +125,7 @@ def _topic_rows(topic: TopicReport, top: int) -> Iterator[tuple[str, str, float]
     yield "records", "gone", topic.gone
     yield "records", "untagged", total.untagged
     yield "records", "out_of_order", total.out_of_order
-    for tier, found in (("cold", topic.figures.cold), ("hot", topic.figures.hot)):
+    for tier, found in (("cold", topic.statistics.cold), ("hot", topic.statistics.hot)):
         yield "records_by_tier", tier, found.live
         yield "bytes_by_tier", tier, found.live_bytes
     yield "bytes", "payload", total.payload_bytes
@@ -134,13 +136,13 @@ def _topic_rows(topic: TopicReport, top: int) -> Iterator[tuple[str, str, float]
     yield "seq", "cold_next", topic.cold_next_seq
     yield "segments", "cold", len(topic.segments)
     yield "segments", "retired", topic.retired
-    yield "segments", "failed", len(topic.figures.failed)
+    yield "segments", "failed", len(topic.statistics.failed)
     yield "gaps", "", topic.gaps
     for reason in sorted({reason for _, _, reason in topic.losses}):
         yield (
             "lost_records",
             reason,
-            sum(last - first + 1 for first, last, why in topic.losses if why == reason),
+            sum(last - first + 1 for first, last, loss in topic.losses if loss == reason),
         )
     for hour, (records, size) in sorted(total.hours.items()):
         yield "records_by_hour", hour_name(hour), records
@@ -160,7 +162,7 @@ def _topic_rows(topic: TopicReport, top: int) -> Iterator[tuple[str, str, float]
 
 
 def _job_rows(report: Report, topic: TopicReport) -> Iterator[tuple[str, str, float]]:
-    """What jobs have made of it, and what has changed."""
+    """Exports, scrubs, and changes since the previous report."""
     for one in topic.exports:
         yield "export_next_seq", one.name, one.fresh.next_seq
         yield "export_rows", one.name, one.fresh.rows
@@ -179,7 +181,7 @@ def _job_rows(report: Report, topic: TopicReport) -> Iterator[tuple[str, str, fl
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The same for whoever alerts: figures by topic and metric, and what is wrong."""
+    """The contents of report.json: values by topic and metric, and problems."""
     topics: dict[str, dict[str, dict[str, float]]] = {topic.topic: {} for topic in report.topics}
     for topic, metric, dimension, value in rows_of(report):
         if topic:
@@ -193,7 +195,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "topics": topics,
         "server": report.server,
         "failed": [
-            {"topic": topic, "segment": segment, "reason": why} for topic, segment, why in report.failed()
+            {"topic": topic, "segment": segment, "reason": reason}
+            for topic, segment, reason in report.failed()
         ],
         "losses": [
             {"topic": one.topic, "first_seq": first, "last_seq": last, "reason": reason}

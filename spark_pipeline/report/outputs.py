@@ -1,4 +1,4 @@
-"""The files of a report, each of them replaced as a whole: whoever looks meanwhile sees the last one."""
+"""Output files of a report, each replaced atomically."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from spark_pipeline.report.model import Report, as_json, rows_of
 from spark_pipeline.report.page import page
-from spark_pipeline.schedule.state import write_whole
+from spark_pipeline.schedule.state import replace_file
 
 SCHEMA = pa.schema(
     [
@@ -26,9 +26,9 @@ SCHEMA = pa.schema(
 
 def write(report: Report, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "metrics.parquet", _parquet(report))
-    write_whole(folder / "report.json", msgspec.json.format(msgspec.json.encode(as_json(report))))
-    write_whole(folder / "report.html", page(report).encode())
+    replace_file(folder / "metrics.parquet", _parquet(report))
+    replace_file(folder / "report.json", msgspec.json.format(msgspec.json.encode(as_json(report))))
+    replace_file(folder / "report.html", page(report).encode())
 
 
 def _parquet(report: Report) -> bytes:

@@ -1,4 +1,4 @@
-"""report.html: one file without scripts and without anything from elsewhere, for wide screens and small ones, by day and by night."""
+"""report.html: a single responsive file without scripts or external resources, with a dark mode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spark_pipeline.report.trend import changes, points
 from spark_pipeline.tasks.statistics import Statistics, size_of_class
 from topics.cli.formatting import format_size, format_time
 
-TOPICS_SHOWN = 50  # with charts: those with the most bytes. The table and the other files have all
-ROWS_SHOWN = 1000  # of the table
-OPEN = 5  # topics whose charts are open at once
+TOPICS_SHOWN = 50  # with charts, largest first
+ROWS_SHOWN = 1000  # in the table of topics
+OPEN = 5  # topics whose charts are expanded
 RUNS_SHOWN = 60
 WARNINGS_SHOWN = 20
 
@@ -66,7 +66,7 @@ def page(report: Report) -> str:
     )
 
 
-# ── All of them ───────────────────────────────────────────────────────────────────────
+# ── All topics ────────────────────────────────────────────────────────────────────────
 
 
 def _head(report: Report) -> str:
@@ -74,9 +74,9 @@ def _head(report: Report) -> str:
 
 
 def _warnings(report: Report) -> str:
-    lines = [f"{topic}: {segment} is not counted: {why}" for topic, segment, why in report.failed()]
+    lines = [f"{topic}: {segment} is not counted: {reason}" for topic, segment, reason in report.failed()]
     for topic, scrub in report.scrubs.items():
-        when = f"by the scrub of {_moment(scrub.at_ms)}"
+        when = f"found by the scrub of {_moment(scrub.at_ms)}"
         for one in scrub.ranges:
             seqs = _seqs(one.first_seq, one.last_seq)
             lines.append(f"{topic}: {one.segment}, {seqs}: {one.what}, {when}")
@@ -194,10 +194,10 @@ def _records_changed(report: Report, one: TopicReport) -> str:
 
 def _more(topics: Sequence[TopicReport]) -> str:
     left = len(topics) - TOPICS_SHOWN
-    return f'<p class="soft">{left} smaller topics are in report.json alone.</p>' if left > 0 else ""
+    return f'<p class="soft">{left} smaller topics are only in report.json.</p>' if left > 0 else ""
 
 
-# ── One of them ───────────────────────────────────────────────────────────────────────
+# ── One topic ─────────────────────────────────────────────────────────────────────────
 
 
 def _topic(report: Report, one: TopicReport, *, is_open: bool) -> str:
@@ -246,7 +246,7 @@ def _live(total: Statistics, gone: int) -> str:
 
 
 def _sizes(total: Statistics) -> str:
-    """Classes by the doubling: finer ones are in the other files."""
+    """Sizes by powers of two; the other output files have finer classes."""
     doubled: dict[int, float] = {}
     for kind, count in total.sizes.items():
         power = max(size_of_class(kind) - 1, 0).bit_length()
@@ -264,13 +264,13 @@ def _sizes(total: Statistics) -> str:
 
 def _segments(one: TopicReport) -> str:
     tiers = shares(
-        [("cold", one.figures.cold.live, "cold"), ("newer", one.figures.hot.live, "live")],
+        [("cold", one.statistics.cold.live, "cold"), ("newer", one.statistics.hot.live, "live")],
         _number,
         "Records by tier",
     )
     bars = [(segment.name, float(segment.data_bytes)) for segment in one.segments[-120:]]
     chart = columns(bars, _bytes, "Sizes of cold segments") if bars else ""
-    words = f"{len(one.segments)} cold segments, {one.retired} replaced ones that still take space"
+    words = f"{len(one.segments)} cold segments, {one.retired} replaced segments not yet deleted"
     return _card("Segments", f'{tiers}{chart}<p class="soft">{words}</p>')
 
 
@@ -278,7 +278,7 @@ def _gaps(one: TopicReport) -> str:
     words = [
         f"seqs {one.earliest_seq} to {one.head_seq}",
         f"{_number(one.gaps)} gaps of deleted or expired records",
-        f"{_number(one.total.out_of_order)} records older than the one before",
+        f"{_number(one.total.out_of_order)} records older than their predecessor",
     ]
     text = "".join(f"<p>{escape(word)}</p>" for word in words)
     if one.losses:
@@ -290,7 +290,7 @@ def _gaps(one: TopicReport) -> str:
 
 
 def _jobs(report: Report, one: TopicReport) -> str:
-    """How far its exports are, and when it was last scrubbed."""
+    """State of its exports, and the last scrub."""
     rows = [
         (
             export.name,
@@ -304,9 +304,9 @@ def _jobs(report: Report, one: TopicReport) -> str:
     text = _table(("lake", "rows", "bytes", "not yet", "last"), rows) if rows else ""
     scrub = report.scrubs.get(one.topic)
     if scrub is None:
-        text += '<p class="soft">not scrubbed yet, as far as this report knows</p>'
+        text += '<p class="soft">no known scrub</p>'
         return _card("Exports and scrubs", text, "wide")
-    found = f"{_number(scrub.damaged)} damaged ranges" if scrub.damaged else "nothing damaged"
+    found = f"{_number(scrub.damaged)} damaged ranges" if scrub.damaged else "no damage"
     words = f"scrubbed {_moment(scrub.at_ms)}: {_number(scrub.records)} records, {found}"
     kind = "wide warn" if scrub.damaged else "wide"
     return _card("Exports and scrubs", text + f"<p>{escape(words)}</p>", kind)
@@ -315,16 +315,16 @@ def _jobs(report: Report, one: TopicReport) -> str:
 def _queue(one: TopicReport) -> str:
     queue = one.queue or {}
     rows = [
-        ("waiting", float(queue["ready"])),
-        ("in hand", float(queue["in_flight"])),
+        ("ready", float(queue["ready"])),
+        ("in flight", float(queue["in_flight"])),
         ("dead-lettered", float(queue["dead_lettered"])),
     ]
-    where = (
+    dead_letters = (
         f"dead letters go to {one.dead_letter}"
         if one.dead_letter
-        else "no dead letter topic: jobs are handed out without end"
+        else "no dead-letter topic: failed jobs are redelivered forever"
     )
-    return _card("Queue", ranking(rows, _number, "Queue") + f'<p class="soft">{escape(where)}</p>')
+    return _card("Queue", ranking(rows, _number, "Queue") + f'<p class="soft">{escape(dead_letters)}</p>')
 
 
 def _consumers(one: TopicReport) -> str:
@@ -339,7 +339,7 @@ def _consumers(one: TopicReport) -> str:
         )
         for consumer in sorted(one.consumers, key=lambda consumer: -consumer["lag_records"])[:20]
     ]
-    heads = ("consumer", "lag", "age", "in hand", "again", "dead letters")
+    heads = ("consumer", "lag", "lag time", "in flight", "redelivered", "dead letters")
     return _card("Consumers", _table(heads, rows), "wide")
 
 
@@ -354,25 +354,25 @@ def _history(runs: Sequence[dict[str, Any]]) -> str:
         (f"{run['job']} {_moment(run['began_s'] * 1000)}, {run['result']}", run["ended_s"] - run["began_s"])
         for run in newest
     ]
-    chart = _card("How long runs took", columns(bars, lambda value: f"{value:.1f} s", "How long runs took"))
+    chart = _card("Duration of runs", columns(bars, lambda value: f"{value:.1f} s", "Duration of runs"))
     rows = [
         (
             run["job"],
             _moment(run["began_s"] * 1000),
             run["result"],
             f"{run['ended_s'] - run['began_s']:.1f} s",
-            _gain(run["figures"]),
+            _merged(run["figures"]),
             run["message"],
         )
         for run in reversed(newest)
     ]
-    heads = ("job", "began", "result", "took", "bytes", "")
+    heads = ("job", "began", "result", "duration", "bytes", "")
     table = _card("Newest first", _table(heads, rows, text=5), "wide", margin=True)
     return f'<h2>Jobs</h2><div class="grid-of">{chart}</div>{table}'
 
 
-def _gain(figures: dict[str, float]) -> str:
-    """What a merge has read and written."""
+def _merged(figures: dict[str, float]) -> str:
+    """Bytes before and after a merge."""
     if not figures.get("bytes_in"):
         return ""
     return f"{format_size(int(figures['bytes_in']))} → {format_size(int(figures['bytes_out']))}"
@@ -388,7 +388,7 @@ def _card(title: str, content: str, kind: str = "", *, margin: bool = False) -> 
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: int | None = None) -> str:
-    """`text` is the column that may be long."""
+    """`text`: the column with long texts, which may wrap."""
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join(
         "<tr>"

@@ -1,4 +1,4 @@
-"""What has changed since the report before, which is still in the folder when the next one is made."""
+"""Changes since the previous report, which is read before it is replaced."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from topics.system.read_only_disk import read_small
 if TYPE_CHECKING:
     from spark_pipeline.report.model import Report, TopicReport
 
-POINTS_MAX = 90  # reports whose totals are kept: a quarter of a year of nights
-# Each by its metric and dimension in report.json.
+POINTS_MAX = 90  # reports whose totals are kept: three months of nightly ones
+# Metric and dimension of each in report.json.
 COMPARED: Mapping[str, tuple[str, str]] = {
     "records": ("records", "live"),
     "payload_bytes": ("bytes", "payload"),
@@ -28,18 +28,18 @@ COMPARED: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The last report on the same topics."""
+    """The previous report on the same topics."""
 
     made_at_ms: int
-    topics: Mapping[str, Mapping[str, float]]  # COMPARED by topic
+    topics: Mapping[str, Mapping[str, float]]  # values of COMPARED by topic
     points: list[dict[str, float]] = field(default_factory=list)  # totals of earlier ones, oldest first
 
     def total(self, name: str) -> float:
-        return sum(figures.get(name, 0) for figures in self.topics.values())
+        return sum(values.get(name, 0) for values in self.topics.values())
 
 
 def read_previous(path: Path, wanted: str) -> Previous | None:
-    """None: there is none, or it is about other topics, or from a program that wrote it differently."""
+    """None: it does not exist, covers other topics, or has another format."""
     try:
         found: Any = msgspec.json.decode(read_small(path, BYTES_MAX))
         if found["wanted"] != wanted:
@@ -53,7 +53,7 @@ def read_previous(path: Path, wanted: str) -> Previous | None:
         return None
 
 
-def now_of(topic: TopicReport) -> dict[str, float]:
+def current(topic: TopicReport) -> dict[str, float]:
     return {
         "records": topic.total.live,
         "payload_bytes": topic.total.payload_bytes,
@@ -64,18 +64,18 @@ def now_of(topic: TopicReport) -> dict[str, float]:
 
 
 def changes(topic: TopicReport, previous: Previous | None) -> dict[str, float]:
-    """Since the last report; empty for a topic that was not in it."""
+    """Changes since the previous report; empty for a topic that was not in it."""
     before = previous.topics.get(topic.topic) if previous is not None else None
     if before is None:
         return {}
-    return {name: value - before[name] for name, value in now_of(topic).items()}
+    return {name: value - before[name] for name, value in current(topic).items()}
 
 
 def points(report: Report) -> list[dict[str, float]]:
-    """The totals of reports up to this one, oldest first."""
+    """Totals of the reports up to this one, oldest first."""
     now: dict[str, float] = {"made_at_ms": report.made_at_ms} | dict.fromkeys(COMPARED, 0.0)
     for topic in report.topics:
-        for name, value in now_of(topic).items():
+        for name, value in current(topic).items():
             now[name] += value
     earlier = report.previous.points if report.previous is not None else []
     return [*earlier, now][-POINTS_MAX:]

@@ -23,13 +23,13 @@ def emit(schedule: Schedule, form: str, *, program: str) -> str:
 
 def _crontab(schedule: Schedule, program: str) -> str:
     lines = [
-        "# Times are UTC. Where a cron has no CRON_TZ, the machine's time has to be UTC.",
+        "# Times are UTC. If cron does not support CRON_TZ, set the machine's time zone to UTC.",
         "CRON_TZ=UTC",
         "SHELL=/bin/sh",
-        f"# The key of the server: {schedule.settings.token_env}=… here, or in the environment of cron.",
+        f"# Set the server's API key with {schedule.settings.token_env}=… here, or in cron's environment.",
     ]
     for job in schedule.jobs:
-        # The lock keeps a job from overlapping with itself; a percent sign is a newline for cron.
+        # flock keeps a job from overlapping with itself. For cron, an unescaped % is a newline.
         command = shlex.join([program, *schedule.command_of(job)]).replace("%", r"\%")
         lines += [
             f"# {job.name}",
@@ -53,17 +53,17 @@ After=network-online.target
 
 [Service]
 Type=oneshot
-# {schedule.settings.token_env}=… the key of the server
+# {schedule.settings.token_env}=… (the server's API key)
 EnvironmentFile=-/etc/topics/spark.env
 ExecStart={command}
-# Somebody else is at it: no failure of this unit.
+# 4: another job is running; not a failure.
 SuccessExitStatus=4
 KillSignal=SIGINT
 TimeoutStopSec=60
 
 # /etc/systemd/system/{name}.timer
 [Unit]
-Description=topics: when {job.name} runs
+Description=topics: timer of {job.name}
 
 [Timer]
 {calendar}
@@ -75,21 +75,21 @@ WantedBy=timers.target
 
 
 def _systemd_word(word: str) -> str:
-    """Quoted as systemd wants it: percent signs and dollars mean something to it."""
+    """Quote a word for systemd, for which % and $ are special."""
     return json.dumps(word, ensure_ascii=False).replace("%", "%%").replace("$", "$$")
 
 
 def on_calendar(cron: Cron) -> list[str]:
-    """The times as systemd writes them. Two lines where cron means one day or the other."""
-    found = CronSim(cron.text, datetime(2024, 1, 1, tzinfo=UTC))
-    if any(not isinstance(day, int) for day in found.weekdays) or min(found.days) < 0:
-        raise BadSchedule(f"cron {cron.text!r}: L and # have no like in systemd")
-    weekdays = sorted({day % 7 for day in found.weekdays})
-    days = _set(found.days, 31)
+    """OnCalendar expressions. Two of them if cron means either a day of the month or a weekday."""
+    fields = CronSim(cron.text, datetime(2024, 1, 1, tzinfo=UTC))
+    if any(not isinstance(day, int) for day in fields.weekdays) or min(fields.days) < 0:
+        raise BadSchedule(f"cron {cron.text!r}: systemd has no equivalent of L and #")
+    weekdays = sorted({day % 7 for day in fields.weekdays})
+    days = _set(fields.days, 31)
     names = "" if len(weekdays) == 7 else ",".join(_WEEKDAYS[day] for day in weekdays) + " "
-    time = f"{_set(found.hours, 24)}:{_set(found.minutes, 60)}:00 UTC"
-    months = _set(found.months, 12)
-    if found.day_and or not names or days == "*":
+    time = f"{_set(fields.hours, 24)}:{_set(fields.minutes, 60)}:00 UTC"
+    months = _set(fields.months, 12)
+    if fields.day_and or not names or days == "*":
         return [f"{names}*-{months}-{days} {time}"]
     return [f"*-{months}-{days} {time}", f"{names}*-{months}-* {time}"]
 

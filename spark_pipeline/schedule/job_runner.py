@@ -1,4 +1,4 @@
-"""Doing a scheduled job: the command that a user would type, in this process, with an engine that outlives it."""
+"""Runs scheduled jobs: the same commands a user would type, in this process, with a shared engine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from spark_pipeline.cli.arguments import CANNOT, DAMAGED, INTERRUPTED, LATER, OK, lending
+from spark_pipeline.cli.arguments import CANNOT, DAMAGED, INTERRUPTED, LATER, OK, use_engine
 from spark_pipeline.java import NoJava
-from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, be_idle
+from spark_pipeline.jobs.engines import Engine, LocalEngine, SparkEngine, use_idle_priority
 from spark_pipeline.schedule.config import Job, Schedule
-from spark_pipeline.schedule.runner import EngineGone, Result
+from spark_pipeline.schedule.scheduler import EngineGone, Result
 from spark_pipeline.session import NoSpark, session
 from spark_pipeline.tasks.manifest import NoManifest
 from spark_pipeline.tasks.server import Refused, Server, Unreachable, wanted_topics
@@ -24,8 +24,8 @@ RESULTS = {OK: "done", DAMAGED: "damaged", CANNOT: "cannot", LATER: "later"}
 MESSAGE_MAX = 1000
 
 
-class Work:
-    """Call it with a job. The engine is started for the first one; Spark's session serves all of them, unless told otherwise."""
+class JobRunner:
+    """Callable that runs a job. The engine is started for the first one and shared, unless reuse_session is off."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -45,11 +45,11 @@ class Work:
         if not matched:
             return Result("done", f"no topic matches {', '.join(job.topics)} yet")
         try:
-            engine = self._engine_now()
+            engine = self._get_engine()
         except (NoJava, NoSpark) as error:
             return Result("cannot", str(error))
         try:
-            with lending(engine):
+            with use_engine(engine):
                 result = run_command(self._arguments(replace(job, topics=matched)))
             if result.result != "done" and isinstance(engine, SparkEngine) and not engine.is_alive():
                 raise EngineGone(f"Spark has died: {result.message}")
@@ -63,13 +63,13 @@ class Work:
             self._engine.close()
             self._engine = None
 
-    def _engine_now(self) -> Engine:
+    def _get_engine(self) -> Engine:
         if isinstance(self._engine, SparkEngine) and not self._engine.is_alive():
             raise EngineGone("Spark has died since the last job")
         if self._engine is None:
             spark = self._schedule.spark
             if spark.idle:
-                be_idle()
+                use_idle_priority()
             if spark.engine == "local":
                 self._engine = LocalEngine(spark.workers)
             else:
@@ -84,7 +84,7 @@ class Work:
 
 
 def _has_topics(server: Server, wanted: str) -> bool:
-    """A pattern that matches nothing yet is no reason to leave out what the others match."""
+    """A pattern without matches must not fail the job for the other ones."""
     try:
         return bool(wanted_topics(server, wanted))
     except NoManifest:
@@ -92,34 +92,34 @@ def _has_topics(server: Server, wanted: str) -> bool:
 
 
 def run_command(arguments: Sequence[str]) -> Result:
-    """A command of `topics-spark` with its result as JSON. What it says goes on to stderr; its complaint is the message."""
+    """Run a `topics-spark` command whose result is JSON. Its last error line on stderr becomes the message."""
     from spark_pipeline.cli.__main__ import main
 
-    out, said = io.StringIO(), _Overheard()
-    with redirect_stdout(out), redirect_stderr(said):
+    out, err = io.StringIO(), _StderrTee()
+    with redirect_stdout(out), redirect_stderr(err):
         try:
             code = main(arguments)
-        except SystemExit as error:  # argparse does not like it; no other try will be any better
-            return Result("failed", said.complaint or f"wrong arguments ({error.code})")
+        except SystemExit as error:  # from argparse; a retry would not help
+            return Result("failed", err.message or f"wrong arguments ({error.code})")
     if code == INTERRUPTED:
         raise KeyboardInterrupt
-    return Result(RESULTS.get(code, "failed"), said.complaint, _figures(out.getvalue()))
+    return Result(RESULTS.get(code, "failed"), err.message, _figures(out.getvalue()))
 
 
-class _Overheard(io.TextIOBase):
-    """Passes on what is written, and keeps the last line that is no step in JSON."""
+class _StderrTee(io.TextIOBase):
+    """Passes text on to stderr, and keeps the last line that is not JSON."""
 
     def __init__(self) -> None:
         self._to = sys.stderr
         self._line = ""
-        self.complaint = ""
+        self.message = ""
 
     def write(self, text: str, /) -> int:
         *lines, rest = (self._line + text).split("\n")
         self._line = rest[-MESSAGE_MAX:]
         for line in lines:
             if line.strip() and not line.startswith("{"):
-                self.complaint = line.strip()[:MESSAGE_MAX]
+                self.message = line.strip()[:MESSAGE_MAX]
         return self._to.write(text)
 
     def flush(self) -> None:
@@ -127,13 +127,13 @@ class _Overheard(io.TextIOBase):
 
 
 def _figures(text: str) -> dict[str, float]:
-    """Numbers of a result; those of several topics are added up. Of lists, how many there are."""
+    """The numbers of a result, summed over topics. Lists count by their length."""
     try:
-        found: Any = msgspec.json.decode(text.strip() or "{}")
+        result: Any = msgspec.json.decode(text.strip() or "{}")
     except msgspec.DecodeError:
         return {}
     total: dict[str, float] = {}
-    for row in found if isinstance(found, list) else [found]:
+    for row in result if isinstance(result, list) else [result]:
         for name, value in row.items() if isinstance(row, dict) else ():
             number = len(value) if isinstance(value, list) else value
             if isinstance(number, int | float) and not isinstance(number, bool):

@@ -1,4 +1,4 @@
-"""What monitoring gets to know of a schedule: Prometheus text, on a port of its own or in a file for a collector."""
+"""Prometheus metrics of a schedule, over HTTP or in a file."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from spark_pipeline.schedule.state import JobState, State, write_whole
+from spark_pipeline.schedule.state import JobState, State, replace_file
 
 # name, kind, help, value
 _METRICS: tuple[tuple[str, str, str, Callable[[JobState], float | None]], ...] = (
-    ("running", "gauge", "1 while the job runs", lambda job: float(job.running_since_s > 0)),
-    ("next_timestamp_seconds", "gauge", "when it runs next", lambda job: job.next_s or None),
+    ("running", "gauge", "1 while the job is running", lambda job: float(job.running_since_s > 0)),
+    ("next_timestamp_seconds", "gauge", "time of the next run", lambda job: job.next_s or None),
     (
         "last_done_timestamp_seconds",
         "gauge",
-        "end of the last run that was done: alert on its age",
+        "end of the last successful run; alert on its age",
         lambda job: job.last_done_s or None,
     ),
     (
         "last_duration_seconds",
         "gauge",
-        "how long the last run took",
+        "duration of the last run",
         lambda job: round(job.runs[-1].ended_s - job.runs[-1].began_s, 3) if job.runs else None,
     ),
-    ("missed_total", "counter", "times that nothing came of", lambda job: job.missed_total),
+    ("missed_total", "counter", "missed runs", lambda job: job.missed_total),
 )
 
 
@@ -39,14 +39,14 @@ def render(state: State) -> str:
             if found is not None:
                 lines.append(f'{full}{{job="{job}"}} {found:.15g}')
     full = "topics_spark_job_runs_total"
-    lines += [f"# HELP {full} runs by result, and those skipped", f"# TYPE {full} counter"]
+    lines += [f"# HELP {full} runs by result, including skipped ones", f"# TYPE {full} counter"]
     for job, known in sorted(state.jobs.items()):
         lines += [
             f'{full}{{job="{job}",result="{result}"}} {count}'
             for result, count in sorted(known.totals.items())
         ]
     full = "topics_spark_job_last_figure"
-    lines += [f"# HELP {full} figures that the last run told", f"# TYPE {full} gauge"]
+    lines += [f"# HELP {full} figures of the last run", f"# TYPE {full} gauge"]
     for job, known in sorted(state.jobs.items()):
         figures = known.runs[-1].figures if known.runs else {}
         lines += [
@@ -56,10 +56,10 @@ def render(state: State) -> str:
 
 
 class Metrics:
-    """Has the text of the last moment at which something changed; `publish` is the scheduler's."""
+    """Serves the metrics of the state last passed to `publish`."""
 
     def __init__(self, address: str = "", file: str = "") -> None:
-        """ValueError and OSError say what is wrong with the address."""
+        """Raises ValueError or OSError if the address is invalid or in use."""
         self._text = render(State())
         self._file = Path(file) if file else None
         self._server: ThreadingHTTPServer | None = None
@@ -67,7 +67,7 @@ class Metrics:
         if address:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
-                raise ValueError(f"{address!r} is no address for metrics; one looks like 127.0.0.1:9464")
+                raise ValueError(f"{address!r} is not an address for metrics; write 127.0.0.1:9464")
             self._server = self._serve(host.strip("[]"), int(port))
             self.port = self._server.server_address[1]
 
@@ -77,7 +77,7 @@ class Metrics:
             return
         self._text = text
         if self._file is not None:
-            write_whole(self._file, text.encode())
+            replace_file(self._file, text.encode())
 
     def close(self) -> None:
         if self._server is not None:
@@ -93,7 +93,7 @@ class Metrics:
             def do_GET(self) -> None:
                 known = {"/metrics": metrics._text, "/healthz": "ok\n"}
                 text = known.get(self.path.partition("?")[0])
-                body = ("not found; there are /metrics and /healthz\n" if text is None else text).encode()
+                body = ("not found; try /metrics or /healthz\n" if text is None else text).encode()
                 self.send_response(404 if text is None else 200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
                 self.send_header("Content-Length", str(len(body)))
@@ -101,7 +101,7 @@ class Metrics:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Every scrape a line would hide the others."""
+                """Do not log scrapes."""
 
         server = ThreadingHTTPServer((host, port), Handler)
         server.daemon_threads = True

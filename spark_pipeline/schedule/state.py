@@ -1,7 +1,7 @@
-"""What a schedule remembers: which times are settled, and how the last runs went. One file of JSON, replaced as a whole.
+"""Persistent state of a schedule: which due times are handled, and the last runs. A JSON file, replaced atomically.
 
-interrupted     is not settled: after a restart the job goes on, if its window is still open
-killed          the same, but not without end: a job that takes its process with it three times has failed
+An interrupted run is not handled: after a restart the job resumes, if its window is still open. The same applies after
+the process was killed, except that a job during which that happens three times in a row has failed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 from topics.system.read_only_disk import read_small
 
-HISTORY_MAX = 50  # runs of a job
-DETAIL_MAX = 4000  # characters of a result
-BYTES_MAX = 256 << 20  # of the file
+HISTORY_MAX = 50  # runs per job
+MESSAGE_MAX = 4000  # characters of a message
+BYTES_MAX = 256 << 20  # size of the file
 
 
 class Run(msgspec.Struct):
-    """One run of a job, or one that did not happen."""
+    """A run of a job, or a skipped one."""
 
     due_s: float
     began_s: float
@@ -33,16 +33,16 @@ class Run(msgspec.Struct):
 
 
 class JobState(msgspec.Struct):
-    handled_s: float  # the last time that is settled
+    handled_s: float  # the last due time that is handled
     runs: list[Run] = []  # newest last
-    totals: dict[str, int] = {}  # runs by result, since the file was made
+    totals: dict[str, int] = {}  # runs by result, since the file was created
     missed_total: int = 0
     running_since_s: float = 0.0
     next_s: float = 0.0
     last_done_s: float = 0.0
-    tries: int = 0  # of the time that is not settled
-    kills: int = 0  # of them, those that ended with the process
-    again_s: float = 0.0  # not before
+    tries: int = 0  # for the current due time
+    kills: int = 0  # tries during which the process was killed
+    again_s: float = 0.0  # earliest time of the next try
 
 
 class State(msgspec.Struct):
@@ -51,14 +51,14 @@ class State(msgspec.Struct):
 
 
 class StateFile:
-    """The file, and a lock beside it: two schedules with one state would do everything twice."""
+    """The state file with a lock: two schedules with the same state would run every job twice."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
         self._lock: int | None = None
 
     def lock(self) -> None:
-        """BlockingIOError when another process has it."""
+        """Raises BlockingIOError if another process holds the lock."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -74,33 +74,33 @@ class StateFile:
             self._lock = None
 
     def load(self) -> State:
-        """ValueError when it is there and cannot be understood: what is settled must not be guessed."""
+        """Read the file; ValueError if it is invalid."""
         try:
             content = read_small(self.path, BYTES_MAX)
         except FileNotFoundError:
             return State()
         try:
-            found = msgspec.json.decode(content, type=State)
+            state = msgspec.json.decode(content, type=State)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(
-                f"{self.path} is no state of a schedule ({error}); move it away to begin anew"
+                f"{self.path} is not the state of a schedule ({error}); move it away to start afresh"
             ) from error
-        if found.version != 1:
-            raise ValueError(f"{self.path} is of version {found.version}, which this program does not know")
-        return found
+        if state.version != 1:
+            raise ValueError(f"{self.path} has version {state.version}, which is not supported")
+        return state
 
     def save(self, state: State) -> None:
-        write_whole(self.path, msgspec.json.format(msgspec.json.encode(state)))
+        replace_file(self.path, msgspec.json.format(msgspec.json.encode(state)))
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """The old file or the new one, whatever happens."""
-    draft = path.with_name(f".{path.name}.new")
-    with draft.open("wb") as out:
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file atomically."""
+    temporary = path.with_name(f".{path.name}.new")
+    with temporary.open("wb") as out:
         out.write(content)
         out.flush()
         os.fsync(out.fileno())
-    os.replace(draft, path)
+    os.replace(temporary, path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)
@@ -109,10 +109,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def add_run(job: JobState, run: Run) -> None:
-    run.message = run.message[:DETAIL_MAX]
+    run.message = run.message[:MESSAGE_MAX]
     before = job.runs[-1] if job.runs else None
     if before is not None and (before.due_s, before.result) == (run.due_s, run.result):
-        job.runs.pop()  # one line is enough for what is tried again and again
+        job.runs.pop()  # keep one entry for repeated tries
     job.runs = [*job.runs, run][-HISTORY_MAX:]
     job.totals[run.result] = job.totals.get(run.result, 0) + 1
     job.missed_total += run.missed
@@ -121,7 +121,7 @@ def add_run(job: JobState, run: Run) -> None:
 
 
 def as_rows(state: State) -> list[dict[str, Any]]:
-    """Runs of all jobs, oldest first, as reports show them."""
+    """Runs of all jobs, oldest first, for reports."""
     rows = [
         {"job": name, **msgspec.structs.asdict(run)} for name, job in state.jobs.items() for run in job.runs
     ]

@@ -1,8 +1,8 @@
-"""When a job is due, and what is done about one whose time has passed. All times are UTC, in seconds since the epoch.
+"""Due times of jobs, and what to do about missed ones. All times are UTC, in seconds since the epoch.
 
-a job whose time has come       runs, if its window has not ended
-several times have passed       the newest counts, the others are told as missed
-its window has ended            it is skipped, and told; the next time is as usual
+due                             the job runs, if its window has not ended
+several due times have passed   the newest counts; the others are reported as missed
+the window has ended            the job is skipped and reported; it runs at its next regular time
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 from cronsim import CronSim, CronSimError
 
-MISSED_MAX = 1000  # counted, no further
+MISSED_MAX = 1000  # counted at most
 
 
 class BadCron(ValueError):
@@ -21,45 +21,45 @@ class BadCron(ValueError):
 
 
 class Cron:
-    """Five fields, as crontab(5) has them, in UTC."""
+    """A cron expression of five fields, as in crontab(5), in UTC."""
 
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or len(text.split()) != 5:
-            raise BadCron(f"{text!r} has not five fields; one looks like '15 2 * * *'")
+            raise BadCron(f"{text!r} does not have five fields; write '15 2 * * *'")
         try:
-            # Also one that no day ever matches, like the 30th of February.
+            # Also fails for dates that never occur, like February 30.
             next(CronSim(text, datetime(2024, 1, 1, tzinfo=UTC)))
         except (CronSimError, StopIteration) as error:
-            raise BadCron(f"{text!r} is no time that comes; one looks like '15 2 * * *'") from error
+            raise BadCron(f"{text!r} is invalid, or never occurs; write '15 2 * * *'") from error
         self.text = text
 
     def after(self, now_s: float) -> float:
-        """The first time after this moment."""
-        found: datetime = next(CronSim(self.text, _moment(now_s)))
-        return found.timestamp()
+        """The first due time after `now_s`."""
+        due: datetime = next(CronSim(self.text, _datetime(now_s)))
+        return due.timestamp()
 
     def until(self, now_s: float) -> float:
-        """The last time up to this moment, itself included."""
-        # Looking back leaves out the moment itself, so look from the next second on.
-        found: datetime = next(CronSim(self.text, _moment(now_s + 1), reverse=True))
-        return found.timestamp()
+        """The last due time at or before `now_s`."""
+        # Searching backwards excludes the start, so start at the next second.
+        due: datetime = next(CronSim(self.text, _datetime(now_s + 1), reverse=True))
+        return due.timestamp()
 
 
-def _moment(now_s: float) -> datetime:
+def _datetime(now_s: float) -> datetime:
     return datetime.fromtimestamp(int(now_s), UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What there is to do about a job at a moment."""
+    """What to do about a job now."""
 
     verdict: Literal["wait", "run", "skip"]
-    due_s: float  # when it was due; for "wait" when it will be
-    missed: int = 0  # times before this one that nothing came of
+    due_s: float  # for "wait", the next due time
+    missed: int = 0  # earlier due times without a run
 
 
-def look(cron: Cron, *, handled_s: float, window_s: float, now_s: float) -> Due:
-    """`handled_s` is the last time that is settled: run, skipped, or before the job was known."""
+def check_due(cron: Cron, *, handled_s: float, window_s: float, now_s: float) -> Due:
+    """`handled_s`: the last due time that is handled, that is run, skipped, or before the job existed."""
     due_s = cron.until(now_s)
     if due_s <= handled_s:
         return Due("wait", cron.after(max(now_s, handled_s)))

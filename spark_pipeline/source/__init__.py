@@ -1,1 +1,1 @@
-"""Topics as data frames: `spark.read.format("topics")`."""
+"""The Spark data source: `spark.read.format("topics")`."""

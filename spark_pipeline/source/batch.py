@@ -1,4 +1,4 @@
-"""Reading a batch: partitions are planned once, each is read by itself."""
+"""Batch reads: partitions are planned once and read independently."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from spark_pipeline.source.losses import note, settle
+from spark_pipeline.source.losses import handle_gaps, report_lost
 from spark_pipeline.source.options import SourceOptions
 from spark_pipeline.source.planning import plan_batch
-from spark_pipeline.tasks.ahead import read_ahead
 from spark_pipeline.tasks.http_reading import Gap, HttpSlice, read_http
+from spark_pipeline.tasks.read_ahead import read_ahead
 from spark_pipeline.tasks.reading import Range, Slice, Wanted, read_slice
 from spark_pipeline.tasks.segments import Damage
 
@@ -42,24 +42,24 @@ class HttpPartition(InputPartition):
 def read_partition(
     partition: InputPartition, options: SourceOptions, wanted: Wanted, *, fail_on_loss: bool
 ) -> Iterator[Any]:
-    """Record batches of a partition."""
+    """Yield the record batches of a partition."""
     if isinstance(partition, HttpPartition):
         gaps: list[Gap] = []
         for batch in read_ahead(read_http(partition.part, wanted, gaps)):
-            # Before the records behind it: a query that must not go on has not seen them.
+            # Fail before yielding records after the gap.
             if gaps and fail_on_loss:
-                settle(gaps, options.report, fail=True)
+                handle_gaps(gaps, options.report, fail=True)
             yield batch
-        settle(gaps, options.report, fail=fail_on_loss)
+        handle_gaps(gaps, options.report, fail=fail_on_loss)
         return
     if not isinstance(partition, FilesPartition):
-        return  # where there is nothing to read, Spark reads a partition that nobody has planned
+        return  # without partitions Spark reads one of its own
     damage: list[Damage] = []
     for part in partition.slices:
         for batch in read_slice(part, wanted, damage if options.skip_corrupt else None):
             if batch.num_rows:
                 yield batch
-    note(options.report, damage=damage)
+    report_lost(options.report, damage=damage)
 
 
 class TopicsReader(DataSourceReader):
@@ -70,7 +70,7 @@ class TopicsReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = replace(self._options, wanted=self._wanted)
         plan = plan_batch(options)
-        settle(plan.gaps, options.report, fail=bool(options.fail_on_loss))
+        handle_gaps(plan.gaps, options.report, fail=bool(options.fail_on_loss))
         files = [FilesPartition(slices) for slices in plan.files]
         return [*files, *(HttpPartition(part) for part in plan.http)]
 
@@ -80,7 +80,7 @@ class TopicsReader(DataSourceReader):
 
 
 class PushingReader(TopicsReader):
-    """Narrows what is read by the filters of a query. Spark applies all of them once more, so too little narrowing is no error."""
+    """A reader with filter pushdown. Spark applies all filters again, so narrowing need not be exact."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         span, tags = self._wanted.range, self._wanted.tags
@@ -92,10 +92,10 @@ class PushingReader(TopicsReader):
 
 
 def is_pushing_down() -> bool:
-    """Whether Spark asks for a reader that filters can be pushed to.
+    """Whether Spark is about to push filters to the reader.
 
-    A reader that could take filters is refused where pushing them is switched off, which is Spark's default, and the
-    source is not told. But only the worker that pushes filters is of that file.
+    If pushdown is disabled, which is the default, Spark rejects readers that support it, and does not tell the source.
+    The calling module gives it away.
     """
     frame = sys._getframe(1)
     for _ in range(4):
@@ -108,7 +108,7 @@ def is_pushing_down() -> bool:
 
 
 def narrowed(span: Range, one: Filter) -> Range:
-    """The range, with what a filter on seq or ts leaves of it."""
+    """The range, narrowed by a filter on seq or ts."""
     column = getattr(one, "attribute", None)
     if column not in {("seq",), ("ts",)} or not hasattr(one, "value"):
         return span
@@ -116,7 +116,7 @@ def narrowed(span: Range, one: Filter) -> Range:
     if not isinstance(value, int):
         return span
     low, high = (span.start_seq, span.end_seq) if column == ("seq",) else (span.start_ts, span.end_ts)
-    # A time has parts of a ms: those that are cut off may be on either side.
+    # Times were truncated to ms, so both ends are widened by one.
     match one:
         case EqualTo():
             low, high = max(low, value), min(high, value + 1)

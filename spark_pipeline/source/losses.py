@@ -1,4 +1,4 @@
-"""What could not be read: an error, or a line on stderr and in the folder that the option `report` names."""
+"""Reporting of lost and damaged records: an exception, or lines on stderr and in the directory of option `report`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from spark_pipeline.tasks.segments import Damage
 
 
 class DataLoss(Exception):
-    """Records that were asked for are lost; the text says which, and how to read on without them."""
+    """Requested records are lost; the message says which, and how to read on without them."""
 
 
-def note(report: str, *, damage: Sequence[Damage] = (), gaps: Sequence[Gap] = ()) -> None:
-    """Tell it. A file of its own for each part that is read: parts are read at the same time."""
+def report_lost(report: str, *, damage: Sequence[Damage] = (), gaps: Sequence[Gap] = ()) -> None:
+    """Report on stderr and in a new file: partitions are read in parallel."""
     lines = [msgspec.to_builtins(one) | {"kind": "damage"} for one in damage]
     lines += [msgspec.to_builtins(one) | {"kind": "gap"} for one in gaps]
     if not lines:
@@ -32,9 +32,9 @@ def note(report: str, *, damage: Sequence[Damage] = (), gaps: Sequence[Gap] = ()
             file.write(content)
 
 
-def settle(gaps: Sequence[Gap], report: str, *, fail: bool) -> None:
-    """Gaps are an error, or they are told."""
+def handle_gaps(gaps: Sequence[Gap], report: str, *, fail: bool) -> None:
+    """Raise DataLoss if there are gaps and `fail` is set; otherwise report them."""
     if gaps and fail:
         more = f", and {len(gaps) - 1} further ranges" if len(gaps) > 1 else ""
-        raise DataLoss(f"{gaps[0]}{more}; with failOnDataLoss=false they are passed over and told")
-    note(report, gaps=gaps)
+        raise DataLoss(f"{gaps[0]}{more}; with failOnDataLoss=false they are reported and skipped")
+    report_lost(report, gaps=gaps)

@@ -1,4 +1,4 @@
-"""The options of `format("topics")`: what they are, what they may be, and what to say when they are something else."""
+"""Options of `format("topics")`: parsing and validation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class BadOption(ValueError):
-    """An option that makes no sense; the text says what would."""
+    """An option is unknown or invalid; the message says what is valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class SourceOptions:
     partitions_min: int = 0
     trigger_records: int = 0
     trigger_bytes: int = 0
-    fail_on_loss: bool | None = None  # None: a stream fails, a batch tells
+    fail_on_loss: bool | None = None  # None: streams fail, batches report
     pushdown: str = "auto"
     token_env: str = TOKEN_ENV
     pin_ms: int = 300_000
@@ -56,7 +56,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Of a write. A column that is not named is taken if it is there."""
+    """Options of a write. Columns without an option are used under their default names if present."""
 
     url: str
     topic: str
@@ -66,27 +66,25 @@ class SinkOptions:
     node_column: str = ""
     meta_column: str = ""
     txn_ttl_ms: int = 3_600_000
-    producer: str = ""  # of a batch write: a lasting name
-    batch: int | None = None  # its number there; None: a new one
+    producer: str = ""  # for batch writes: a permanent name
+    batch: int | None = None  # for batch writes: number of the batch; None: a new one
     token_env: str = TOKEN_ENV
 
 
 def parse_sink(given: Mapping[str, str]) -> SinkOptions:
-    """BadOption for one that is unknown or makes no sense."""
+    """Raises BadOption for unknown or invalid options."""
     options = _known(given)
     read = _Reader(options)
     topic = options.get("topic", "").strip()
     if not topic or any(sign in topic for sign in "*?[,"):
-        raise BadOption("the option topic says which topic to write to: one name")
+        raise BadOption("give the option topic: the name of one topic to write to")
     if not options.get("url"):
-        raise BadOption(
-            "topics are written through their server: give its address as url, like http://127.0.0.1:4000"
-        )
+        raise BadOption("give the option url: the server to write to, like http://127.0.0.1:4000")
     producer = options.get("producer", "").strip()
     if options.get("batch") and not producer:
-        raise BadOption("batch is a number of a producer's: give that a name with the option producer")
+        raise BadOption("the option batch needs the option producer")
     if len(producer.encode()) > KEY_BYTES_MAX:
-        raise BadOption(f"producer is a name of up to {KEY_BYTES_MAX} bytes")
+        raise BadOption(f"producer must be at most {KEY_BYTES_MAX} bytes long")
     return SinkOptions(
         url=options["url"],
         topic=topic,
@@ -103,24 +101,22 @@ def parse_sink(given: Mapping[str, str]) -> SinkOptions:
 
 
 def parse(given: Mapping[str, str]) -> SourceOptions:
-    """BadOption for one that is unknown or makes no sense."""
+    """Raises BadOption for unknown or invalid options."""
     options = _known(given)
     read = _Reader(options)
     topic = options.get("topic", "").strip()
     if not topic:
-        raise BadOption(
-            "the option topic says which topic to read: a name, names with commas, or a pattern like 'orders.*'"
-        )
+        raise BadOption("give the option topic: a name, comma-separated names, or a pattern like 'orders.*'")
     try:
         split_names(topic)
     except ValueError as error:
         raise BadOption(f"topic: {error}") from error
     if not options.get("path") and not options.get("url"):
         raise BadOption(
-            "one of the options path (the server's cold directory) and url (like http://127.0.0.1:4000) is needed"
+            "give the option path (the server's cold directory) or url (like http://127.0.0.1:4000), or both"
         )
     if options.get("maxRecordsPerTrigger") and options.get("maxBytesPerTrigger"):
-        raise BadOption("of maxRecordsPerTrigger and maxBytesPerTrigger only one can be given")
+        raise BadOption("give only one of maxRecordsPerTrigger and maxBytesPerTrigger")
     span = Range(
         start_seq=read.number("startSeq", 0),
         end_seq=read.number("endSeq", SEQ_MAX),
@@ -158,16 +154,16 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
 
 
 def _known(given: Mapping[str, str]) -> dict[str, str]:
-    """Spark gives option names as they were written, or in lower case."""
-    found: dict[str, str] = {}
+    """Restore the case of option names, which Spark may convert to lower case."""
+    options: dict[str, str] = {}
     for name, value in given.items():
         known = _BY_LOWER.get(name.lower())
         if known is None:
             near = difflib.get_close_matches(name.lower(), _BY_LOWER, 1)
-            advice = f"did you mean {_BY_LOWER[near[0]]}?" if near else f"there are {', '.join(OPTIONS)}"
+            advice = f"did you mean {_BY_LOWER[near[0]]}?" if near else f"valid ones are {', '.join(OPTIONS)}"
             raise BadOption(f"the source topics has no option {name}; {advice}")
-        found[known] = str(value)
-    return found
+        options[known] = str(value)
+    return options
 
 
 class _Reader:
@@ -181,7 +177,7 @@ class _Reader:
         found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
         unknown = [name for name in found if name not in COLUMNS]
         if unknown:
-            raise BadOption(f"no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
+            raise BadOption(f"no column {unknown[0]!r}; valid ones are {', '.join(COLUMNS)}")
         return found
 
     def number(self, name: str, default: int) -> int:
@@ -189,7 +185,7 @@ class _Reader:
         if not text:
             return default
         if not (text.isascii() and text.isdigit()) or int(text) > SEQ_MAX:
-            raise BadOption(f"{name} is a number, not {text!r}")
+            raise BadOption(f"{name} must be a number, not {text!r}")
         return int(text)
 
     def size(self, name: str, default: int) -> int:
@@ -198,7 +194,7 @@ class _Reader:
             return default
         match = _SIZE.fullmatch(text)
         if match is None:
-            raise BadOption(f"{name} is a number of bytes like 67108864 or 64m, not {text!r}")
+            raise BadOption(f"{name} must be a size like 67108864 or 64m, not {text!r}")
         return int(match[1]) * _UNITS[match[2].lower()]
 
     def duration(self, name: str, default_ms: int) -> int:
@@ -207,11 +203,11 @@ class _Reader:
             return default_ms
         match = _SPAN.fullmatch(text)
         if match is None:
-            raise BadOption(f"{name} is a time like 600000 (ms), 10m or 1h, not {text!r}")
+            raise BadOption(f"{name} must be a duration like 600000 (ms), 10m or 1h, not {text!r}")
         return int(match[1]) * _SPAN_MS[match[2] or "ms"]
 
     def time(self, name: str, default: int) -> int:
-        """Milliseconds since the epoch, from them or from a date."""
+        """Milliseconds since the epoch, given as such or as an ISO timestamp."""
         text = self._options.get(name, "").strip()
         if not text:
             return default
@@ -221,7 +217,7 @@ class _Reader:
             found = datetime.fromisoformat(text)
         except ValueError:
             raise BadOption(
-                f"{name} is a time like 2026-11-16T14:00:00Z or 1794837672551 (ms), not {text!r}"
+                f"{name} must be a time like 2026-11-16T14:00:00Z or 1794837672551 (ms), not {text!r}"
             ) from None
         return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -230,12 +226,12 @@ class _Reader:
         if not text:
             return default
         if text not in {"true", "false", "1", "0"}:
-            raise BadOption(f"{name} is true or false, not {text!r}")
+            raise BadOption(f"{name} must be true or false, not {text!r}")
         return text in {"true", "1"}
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
         """The first one is the default."""
         text = self._options.get(name, "").strip().lower() or known[0]
         if text not in known:
-            raise BadOption(f"{name} is one of {', '.join(dict.fromkeys(known))}, not {text!r}")
+            raise BadOption(f"{name} must be one of {', '.join(dict.fromkeys(known))}, not {text!r}")
         return text

@@ -1,7 +1,7 @@
-"""Which partitions a batch has: segments of the cold tier by their files, and what is not there over HTTP.
+"""Planning of a batch's partitions: cold segments are read from files, everything else over HTTP.
 
-With a `url` the server is asked for a snapshot: a manifest whose files stay for a while. What the cold directory does not
-have yet, or all of it when that directory cannot be seen from here, comes over HTTP.
+With a `url`, the server provides a snapshot: a manifest whose files are kept for a while. Records that are not cold yet,
+or all of them if the cold directory is not accessible here, are read over HTTP.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from spark_pipeline.tasks.reading import Range, Slice, pack, slices_of
 from spark_pipeline.tasks.server import Refused, Server, wanted_topics
 from topics.api.limits import MIB
 
-SMALL_BYTES = 4 * MIB  # what a task costs by itself; parts are not made smaller without being asked to
+SMALL_BYTES = 4 * MIB  # the overhead of a task; partitions are not smaller unless requested
 HTTP_RECORDS_MIN = 1000
-# Answers that mean: there is no snapshot for this key or on this server, so read over HTTP.
+# Error codes that mean: no snapshot for this key or on this server, so read over HTTP.
 _NO_SNAPSHOT = frozenset({"no_cold_tier", "forbidden", "not_found", "method_not_allowed", "throttled"})
 
 
@@ -29,7 +29,7 @@ _NO_SNAPSHOT = frozenset({"no_cold_tier", "forbidden", "not_found", "method_not_
 class Plan:
     files: list[list[Slice]]
     http: list[HttpSlice]
-    gaps: list[Gap]  # that are known already
+    gaps: list[Gap]  # known at planning time
 
 
 def plan_batch(options: SourceOptions) -> Plan:
@@ -52,7 +52,7 @@ def plan_batch(options: SourceOptions) -> Plan:
 
 
 def _pin(server: Server, options: SourceOptions, topic: str) -> tuple[ColdTopic | None, int, int]:
-    """The part that is read from files, and the half-open seqs of the rest."""
+    """The part to read from files, and the half-open range of seqs of the rest."""
     if options.cold_files != "no":
         try:
             answer = server.post(server.topic(topic, "/snapshots"), {"ttl_ms": options.pin_ms})
@@ -60,7 +60,7 @@ def _pin(server: Server, options: SourceOptions, topic: str) -> tuple[ColdTopic 
             if options.cold_files == "yes" or error.code not in _NO_SNAPSHOT:
                 raise
             if error.code == "throttled":
-                print(f"topics: {topic} is read over HTTP: {error}", file=sys.stderr, flush=True)
+                print(f"topics: reading {topic} over HTTP: {error}", file=sys.stderr, flush=True)
         else:
             root = options.path or answer["cold_dir"]
             path = os.path.join(root, answer["path"])
@@ -69,7 +69,7 @@ def _pin(server: Server, options: SourceOptions, topic: str) -> tuple[ColdTopic 
                 return cold, int(answer["cold_next_seq"]), int(answer["head_seq"]) + 1
             if options.cold_files == "yes" or options.path:
                 raise NoManifest(
-                    f"{path} cannot be seen from here, or not by this user; is {root} the server's cold directory?"
+                    f"{path} does not exist here, or is not readable; is {root} the server's cold directory?"
                 )
     state = server.get(server.topic(topic))
     return None, int(state["earliest_seq"]), int(state["head_seq"]) + 1
@@ -94,7 +94,7 @@ def _losses(topics: Sequence[ColdTopic], span: Range) -> list[Gap]:
 
 
 def split_http(server: Server, options: SourceOptions, topic: str, first: int, stop: int) -> list[HttpSlice]:
-    """Seqs that are read over HTTP, in parts of about the wanted size: how large records are is known only on average."""
+    """Split a range of seqs into parts of about the wanted size, by the topic's average record size."""
     if first >= stop:
         return []
     state = server.get(server.topic(topic))

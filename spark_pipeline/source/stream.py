@@ -1,8 +1,8 @@
-"""Reading a stream over HTTP: offsets are the next seq of each topic and its epoch, `{"orders": 17, "#epochs": {"orders": "400.0"}}`.
+"""Streaming reads over HTTP. An offset has the next seq of each topic and its epoch: `{"orders": 17, "#epochs": {"orders": "400.0"}}`.
 
-Offsets of earlier versions have no epochs: their seqs are taken as they are. Spark compares offsets as text, so topics are always in the same order. `initialOffset` is called more than once and what
-`latest` means must not change between: it is looked up once. Nothing is kept on the server for a stream, so nothing has to
-be released either: Spark's `commit` and `stop` may come late or never.
+Offsets of earlier versions have no epochs; their seqs are used as they are. Spark compares offsets as text, so topics
+are sorted. `initialOffset` is called several times, and `latest` must mean the same each time, so it is looked up once.
+The server keeps no state for a stream, so it does not matter if Spark calls `commit` and `stop` late or never.
 """
 
 from __future__ import annotations
@@ -78,31 +78,33 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return make_offset(*self._heads(split_offset(self.initialOffset())[0]))
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """As far as the limit allows. It counts seqs, of which some may have no record any more: never more than that."""
+        """The end of the next micro-batch. Limits count seqs, some of which may have no record any more."""
         begin, known = split_offset(start)
         heads, epochs = self._heads(sorted(begin))
         if self._target is not None:
-            aims, aimed = self._target
+            target_seqs, target_epochs = self._target
             heads = {
-                # What was aimed at in a topic that was created again since says nothing of this one.
-                name: min(seq, aims.get(name, seq)) if aimed.get(name) == epochs.get(name) else seq
+                # The target does not apply to a topic that was created again since.
+                name: min(seq, target_seqs.get(name, seq))
+                if target_epochs.get(name) == epochs.get(name)
+                else seq
                 for name, seq in heads.items()
             }
         for name, seq in heads.items():
-            begin[name] = self._begin_in(name, begin[name], known.get(name), epochs.get(name), tell=True)
+            begin[name] = self._begin_in(name, begin[name], known.get(name), epochs.get(name), report=True)
             self._check_not_recreated(name, begin[name], seq)
         behind = {name: seq - begin[name] for name, seq in heads.items() if seq > begin[name]}
         allowed = self._allowed(behind, limit)
-        found: Offsets = {}
+        ends: Offsets = {}
         for name in sorted(begin):
             if heads[name] < begin[name]:
-                found[name] = heads[name]
+                ends[name] = heads[name]
             else:
-                found[name] = begin[name] + min(behind.get(name, 0), allowed.get(name, 0))
-        return make_offset(found, epochs)
+                ends[name] = begin[name] + min(behind.get(name, 0), allowed.get(name, 0))
+        return make_offset(ends, epochs)
 
     def _allowed(self, behind: Offsets, limit: ReadLimit) -> Offsets:
-        """How many seqs of each topic: all share the limit, and each that has something gets on."""
+        """How many seqs of each topic to read. Topics share the limit, and each one makes progress."""
         if not behind or isinstance(limit, ReadAllAvailable):
             return behind
         total = sum(behind.values())
@@ -116,34 +118,37 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_not_recreated(self, topic: str, begin: int, head: int) -> None:
         if head >= begin:
             return
-        what = f"topic {topic} ends before seq {begin}: it was deleted and made anew, or this checkpoint is of another server"
+        problem = f"topic {topic} ends before seq {begin}: it was deleted and created again, or the checkpoint is from another server"
         if self._fail:
             raise DataLoss(
-                f"{what}. Start with a new checkpoint, or with failOnDataLoss=false to read it from its beginning"
+                f"{problem}. Start with a new checkpoint, or with failOnDataLoss=false to read it from its beginning"
             )
-        print(what, file=sys.stderr, flush=True)
+        print(problem, file=sys.stderr, flush=True)
 
     def _begin_in(
-        self, topic: str, seq: int, known: str | None, epoch: str | None, *, tell: bool = False
+        self, topic: str, seq: int, known: str | None, epoch: str | None, *, report: bool = False
     ) -> int:
-        """Where reading goes on that was at this seq in the epoch that is known: lower if other records have these seqs now."""
+        """Where to continue after `seq` of epoch `known`: earlier, if its seqs now belong to other records."""
         if known is None or epoch is None or known == epoch:
             return seq
         server = self._connected()
         body = {"from_seq": seq - 1, "epoch": known, "limit": 1, "include_data": False}
-        gone = server.post(server.topic(topic, "/diff"), body)["tombstone"]
-        if gone is None or int(gone["gap_from"]) >= seq:  # nothing of what was read, or what reading tells of
+        tombstone = server.post(server.topic(topic, "/diff"), body)["tombstone"]
+        if tombstone is None or int(tombstone["gap_from"]) >= seq:  # only records not read yet are affected
             return seq
-        if gone["reason"] == "recreated":
-            what, how = f"topic {topic} was deleted and created again", "it from its beginning"
+        if tombstone["reason"] == "recreated":
+            problem, rest = f"topic {topic} was deleted and created again", "it from its beginning"
         else:
-            what = f"records of {topic} from seq {gone['gap_from']} on were lost ({gone['reason']}), and others have their seqs now"
-            how = "those"
-        if tell and self._fail:
-            raise DataLoss(f"{what}. Start with a new checkpoint, or with failOnDataLoss=false to read {how}")
-        if tell:
-            print(what, file=sys.stderr, flush=True)
-        return int(gone["gap_from"])
+            first, reason = tombstone["gap_from"], tombstone["reason"]
+            problem = f"records of {topic} from seq {first} on were lost ({reason}), and new records have their seqs"
+            rest = "the new records"
+        if report and self._fail:
+            raise DataLoss(
+                f"{problem}. Start with a new checkpoint, or with failOnDataLoss=false to read {rest}"
+            )
+        if report:
+            print(problem, file=sys.stderr, flush=True)
+        return int(tombstone["gap_from"])
 
     # -- records -------------------------------------------------------------------------------------------
 
@@ -154,7 +159,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in sorted(highs):
             low, high, epoch = lows.get(name, 1), highs[name], epochs.get(name)
             low = self._begin_in(name, low, before.get(name), epoch)
-            if high < low:  # made anew
+            if high < low:  # created again
                 low = 1
             parts = split_http(server, self._options, name, low, high)
             found += [HttpPartition(replace(part, epoch=epoch)) for part in parts]
@@ -166,15 +171,15 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- the server ----------------------------------------------------------------------------------------
 
     def _connected(self) -> Server:
-        # Not when this is made: Spark would tell of a fault of its own that follows from it, and not of this.
+        # Not checked in the constructor, where Spark would hide this error behind one of its own.
         if not self._options.url:
-            raise BadOption("a stream is read from a server: give its address as url")
+            raise BadOption("give the option url: streams are read from a server")
         if self._server is None:
             self._server = Server(self._options.url, self._options.token_env)
         return self._server
 
     def __getstate__(self) -> dict[str, Any]:
-        # It travels to the executors, where `read` needs no connection of this one.
+        # Pickled for the executors, which open their own connections.
         return {**self.__dict__, "_server": None}
 
     def _state(self, topic: str) -> dict[str, Any]:
@@ -183,9 +188,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found: dict[str, Any] = server.get(server.topic(topic))
         except Refused as error:
             if error.code == "topic_not_found" and self._fail:
-                raise DataLoss(
-                    f"{error}; a stream needs its topics to be there: make them with PUT first"
-                ) from error
+                raise DataLoss(f"{error}; the topics of a stream must exist: create them first") from error
             raise
         return found
 
@@ -198,7 +201,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return max(int(state["bytes"]) // max(int(state["count"]), 1), 1)
 
     def _first(self, topic: str, state: dict[str, Any]) -> int:
-        """Where a new stream begins."""
+        """The first seq of a new stream."""
         wanted = self._options.starting_offsets
         if wanted == "earliest":
             return int(state["earliest_seq"])
@@ -224,5 +227,5 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _epochs_of(states: Mapping[str, dict[str, Any]]) -> Epochs:
-    """Of a server that has them."""
+    """Epochs by topic; older servers have none."""
     return {name: state["epoch"] for name, state in states.items() if "epoch" in state}

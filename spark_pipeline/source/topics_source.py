@@ -1,4 +1,4 @@
-"""The data source `topics`: its name, its schema, and which reader or writer is for what."""
+"""The data source `topics`: name, schema, readers and writers."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def spark_schema(options: SourceOptions) -> Any:
 
 
 def _columns(options: SourceOptions, schema: StructType) -> list[str]:
-    """A schema of the user's own chooses columns; their types are ours."""
+    """A user's schema selects columns, but must not change their types."""
     everything = replace(options, wanted=replace(options.wanted, columns=COLUMNS))
     ours = {field.name: field for field in spark_schema(everything)}
     for field in schema:
         if field.name not in ours:
-            raise BadOption(f"no column {field.name!r} in topics; there are {', '.join(COLUMNS)}")
+            raise BadOption(f"no column {field.name!r} in topics; valid ones are {', '.join(COLUMNS)}")
         if field.dataType != ours[field.name].dataType:
             wanted = ours[field.name].dataType.simpleString()
             hint = ", or binary without dataAs=json" if field.name == "data" else ""

@@ -1,12 +1,12 @@
 """Writing to a topic: `frame.write.format("topics")` and `stream.writeStream.format("topics")`.
 
-Staged, the default: tasks put their rows into a transaction of the server's, and the driver publishes what the tasks that
-count have staged. A stream's batch has the same transaction in every try, since that follows from the id of the query and
-the number of the batch; so however often Spark repeats a task, a batch or a commit, the batch appears once.
+With `staged`, the default, tasks stage their rows in a transaction on the server, and the driver commits what the
+successful tasks have staged. A batch of a stream uses the same transaction in every attempt, derived from the query's id
+and the number of the batch, so it is written once however often Spark repeats a task, a batch or a commit.
 
-Spark tells these ids to tasks alone, in properties of theirs; the driver's side learns of the transaction by what tasks return.
-A task that failed returns nothing (None), and an abort is called after a commit that failed, too: it may be decided by then,
-and the server refuses to abort it.
+Spark passes these ids only to tasks, as local properties; the driver gets the transaction from the tasks' results.
+A failed task returns None. Spark also calls abort after a failed commit: if the commit was already decided, the server
+refuses to abort.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the driver. No `staged`: it had no rows, or has written them."""
+    """Result of a task. Without `staged` it had no rows, or has written them directly."""
 
     partition: int
     staged: Staged | None = None
@@ -51,7 +51,7 @@ class _Writer:
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise BadOption(
-                'a topic is a log, which is not overwritten: mode("append"), and for results that change foreachBatch'
+                'topics cannot be overwritten: use mode("append"), or foreachBatch for changing results'
             )
         self._fields = fields_of(options, schema)
         self._target = Target(options.url, options.topic, options.token_env, options.txn_ttl_ms)
@@ -71,13 +71,13 @@ class _Writer:
 
 
 class TopicsWriter(_Writer, DataSourceArrowWriter):
-    """A batch: one that is run again is another one, unless it has a number that says otherwise."""
+    """Batch writes. A repeated write is a new batch, unless the option `batch` identifies it."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
-        # These travel to the tasks, and to where the commit is made.
+        # These are pickled for the tasks and for the commit.
         self._run = options.producer or f"spark-run-{uuid.uuid4().hex}"
-        # Without a number of the user's, one above all that this name has had: the server counts a lower one as written.
+        # By default higher than all earlier batches of this producer: the server takes a lower one as already written.
         self._batch = time.time_ns() // 1000 if options.batch is None else options.batch
         self._is_new = options.batch is None
 
@@ -85,8 +85,8 @@ class TopicsWriter(_Writer, DataSourceArrowWriter):
         found = self._write(iterator, _task(), self._run, self._batch)
         if self._is_new and found.staged is not None and not found.staged.chunks:
             raise BatchFailed(
-                f"another write of the producer {self._run} was faster, or the clock was set back: nothing of this one was written. "
-                "Run it again; writes that go on at once need a producer each"
+                f"a concurrent write of producer {self._run} finished first, or the clock was set back: nothing was written. "
+                "Run it again; use a different producer for concurrent writes"
             )
         return found
 
@@ -101,7 +101,9 @@ class TopicsWriter(_Writer, DataSourceArrowWriter):
 class TopicsStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if options.producer:
-            raise BadOption("a stream is known by its checkpoint: producer and batch are for batch writes")
+            raise BadOption(
+                "the options producer and batch are for batch writes; a stream is identified by its checkpoint"
+            )
         super().__init__(options, schema, overwrite)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
@@ -109,7 +111,7 @@ class TopicsStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if not query or batch is None:
             raise RuntimeError(
-                f"this Spark does not tell tasks {_QUERY_ID} and {_BATCH_ID}, without which a batch that is repeated cannot be known; PySpark 4.3 does"
+                f"this version of Spark does not set {_QUERY_ID} and {_BATCH_ID}, which identify a repeated batch; use PySpark 4.3"
             )
         return self._write(iterator, task, f"spark-query-{query}", int(batch))
 
@@ -117,46 +119,46 @@ class TopicsStreamWriter(_Writer, DataSourceStreamArrowWriter):
         self._commit(messages)
 
     def abort(self, messages: list[Any], batchId: int) -> None:
-        # Where no task tells of a transaction it stays for the next try of this batch.
+        # If no task returned a transaction, it stays for the next attempt of this batch.
         abort(self._target, {one.txn for one in _staged(messages)})
 
 
 def _task() -> Any:
     task = TaskContext.get()
-    assert task is not None, "rows are written by tasks"
+    assert task is not None, "only tasks write rows"
     return task
 
 
 def _staged(messages: Sequence[Any]) -> list[Staged]:
-    """By partition: that is the order of the rows."""
-    told = sorted((one for one in messages if one is not None), key=lambda one: one.partition)
-    return [one.staged for one in told if one.staged is not None]
+    """Staged parts in the order of partitions, which is the order of the rows."""
+    written = sorted((one for one in messages if one is not None), key=lambda one: one.partition)
+    return [one.staged for one in written if one.staged is not None]
 
 
 def fields_of(options: SinkOptions, schema: StructType) -> Fields:
-    """BadOption for a column that is missing, or of a type that a record cannot have."""
+    """Raises BadOption for a missing column or one of an unsupported type."""
     types = {field.name: field.dataType for field in schema}
 
     def named(option: str, given: str, default: str) -> str | None:
         name = given or default
         if name not in types:
             if given:
-                raise BadOption(f"{option} names the column {name}, but there are {', '.join(types)}")
+                raise BadOption(f"{option}: there is no column {name}; the columns are {', '.join(types)}")
             return None
         if not isinstance(types[name], StringType):
             raise BadOption(
-                f"column {name} is {types[name].simpleString()}, and {option} wants a string: cast it, or name another column"
+                f"column {name} is {types[name].simpleString()}, but {option} needs a string: cast it, or choose another column"
             )
         return name
 
     data = options.data_column or "data"
     if data not in types:
         raise BadOption(
-            f"no column {data} to write: name one with dataColumn, or make one with to_json(struct(*)) AS data; there are {', '.join(types)}"
+            f"no column {data} to write: choose one with dataColumn, or create one with to_json(struct(*)) AS data; the columns are {', '.join(types)}"
         )
     if not isinstance(types[data], (StringType, BinaryType)):
         raise BadOption(
-            f"column {data} is {types[data].simpleString()}; it has to be JSON text, as to_json makes it, or binary"
+            f"column {data} is {types[data].simpleString()}; it must be JSON text, as from to_json, or binary"
         )
     is_text = isinstance(types[data], StringType)
     return Fields(
@@ -165,6 +167,6 @@ def fields_of(options: SinkOptions, schema: StructType) -> Fields:
         tag=named("tagColumn", options.tag_column, "tag"),
         node=named("nodeColumn", options.node_column, "node"),
         meta=named("metaColumn", options.meta_column, "meta"),
-        # Only with a frame that was read from a topic, which says so by its columns.
+        # Only for frames read from a topic, which have these columns.
         flags="flags" if not is_text and {"flags", "seq", "topic"} <= set(types) else None,
     )

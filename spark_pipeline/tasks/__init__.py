@@ -1,1 +1,1 @@
-"""The work itself, in plain Python: nothing here knows whether Spark, a pool or a test runs it."""
+"""Tasks in plain Python, independent of whether Spark, a process pool or a test runs them."""

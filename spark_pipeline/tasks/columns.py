@@ -1,8 +1,7 @@
-"""Frames as Arrow columns, without an object for a record.
+"""Conversion of stored frames to Arrow columns, without a Python object per record.
 
 Headers are gathered by numpy. Payloads, tags and nodes become views into the buffer (Arrow's BinaryView: 16 bytes each,
-values of up to 12 bytes in the view itself), and one cast copies them into a column: three times as fast as joining
-slices.
+values of up to 12 bytes inline), and one cast copies them into a column: three times as fast as joining slices.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def schema_of(columns: Sequence[str], *, as_text: bool) -> Any:
-    """The Arrow schema of these columns."""
+    """Arrow schema of these columns."""
     types = {
         "topic": pa.string(),
         "seq": pa.int64(),
@@ -61,7 +60,7 @@ def schema_of(columns: Sequence[str], *, as_text: bool) -> Any:
 
 @dataclass(slots=True)
 class Frames:
-    """Frames in a buffer that has at least 16 bytes more than they need."""
+    """Frames in a buffer with at least 16 bytes of padding at the end."""
 
     path: str  # for errors
     buffer: Any
@@ -70,19 +69,21 @@ class Frames:
 
     @classmethod
     def at(cls, path: str, buffer: Any, starts: Ints, ends: Ints) -> Frames:
-        """Corrupt when a frame does not fill its place: a length that lies must not lead a reader elsewhere."""
+        """Raises Corrupt if a frame's length does not match its position, so that a wrong length is never followed."""
         every = np.ndarray(
             shape=(max(len(buffer) - HEADER_BYTES + 1, 0),), dtype=HEADER_DTYPE, buffer=buffer, strides=(1,)
         )
         if len(starts) and (starts[0] < 0 or int(ends.max()) > len(buffer) - 16):
-            raise Corrupt(path, 0, "a frame lies outside of what was read")
+            raise Corrupt(path, 0, "a frame is outside of the data read")
         headers = every[starts]
         inner = HEADER_BYTES + DIGEST_BYTES + _lengths(headers)
         wrong = (
             (headers["length"] + 4 != ends - starts) | (inner > ends - starts) | (headers["type"] != APPEND)
         )
         if wrong.any():
-            raise Corrupt(path, int(starts[wrong.argmax()]), "a frame does not fit its place")
+            raise Corrupt(
+                path, int(starts[wrong.argmax()]), "the length of a frame does not match its position"
+            )
         return cls(path, buffer, starts, headers)
 
     def node(self) -> Any:
@@ -97,29 +98,29 @@ class Frames:
         return self._gather(starts, self.headers["tag_len"].astype(np.int64), has).cast(pa.string())
 
     def data_and_meta(self, *, as_text: bool) -> tuple[Any, Any]:
-        """Payloads without their header block and meta; and the meta. As text, bytes that are no JSON are base64, as over HTTP."""
+        """Payloads without header block and meta, and the meta. As text, binary data is base64, as over HTTP."""
         starts = self.starts + HEADER_BYTES + self.headers["node_len"] + self.headers["tag_len"]
         ends = starts + self.headers["data_len"]
-        head, meta = self._cuts(ends)
+        head, meta = self._part_lengths(ends)
         raw = (self.headers["flags"] & RAW) > 0
         head[~raw] = 0
         if (head + meta > ends - starts).any():
-            raise Corrupt(self.path, int(self.starts[0]), "a record's parts are longer than the record")
+            raise Corrupt(self.path, int(self.starts[0]), "the parts of a record are longer than the record")
         data = self._gather(starts + head, ends - meta - starts - head, None)
         if as_text:
             data = _as_text(data, raw)
         if not meta.any():
-            return data, pa.nulls(len(meta), pa.string())  # of most topics: nothing has to be gathered
+            return data, pa.nulls(len(meta), pa.string())  # the common case, without gathering
         return data, self._gather(ends - meta, meta, meta > 0).cast(pa.string())
 
     def sizes(self) -> Ints:
-        """How large records are as their server counts it."""
-        found: Ints = self.headers["data_len"].astype(np.int64)
+        """Sizes of the records as the server counts them."""
+        sizes: Ints = self.headers["data_len"].astype(np.int64)
         starts = self.starts + HEADER_BYTES + self.headers["node_len"] + self.headers["tag_len"]
-        self._extensions(starts + found, {EXT_SIZE: found})
-        return found
+        self._extensions(starts + sizes, {EXT_SIZE: sizes})
+        return sizes
 
-    def _cuts(self, ext_starts: Ints) -> tuple[Ints, Ints]:
+    def _part_lengths(self, ext_starts: Ints) -> tuple[Ints, Ints]:
         """Lengths of header block and meta."""
         head = np.zeros(len(ext_starts), dtype=np.int64)
         meta = np.zeros(len(ext_starts), dtype=np.int64)
@@ -127,7 +128,7 @@ class Frames:
         return head, meta
 
     def _extensions(self, ext_starts: Ints, wanted: dict[int, Ints]) -> None:
-        """Numbers of 32 bits from the extensions into columns by their ids: all records' first one, then all second ones …"""
+        """Copy 32-bit values of extensions into columns by extension id: the first extension of all records, then the second …"""
         left = np.flatnonzero((self.headers["flags"] & HAS_EXT) > 0)
         if not len(left):
             return
@@ -185,7 +186,7 @@ def _as_text(data: Any, raw: Bools) -> Any:
 
 
 def texts_of(names: Sequence[bytes]) -> Any:
-    """Names by their ids; 0 is none. A segment may have as many of them as records, so they are made once for all its batches."""
+    """Names by id; 0: none. Built once per segment, which may have as many names as records."""
     return pa.array([None, *names], pa.binary()).cast(pa.string())
 
 

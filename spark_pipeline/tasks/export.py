@@ -1,6 +1,6 @@
-"""Writing some rows of a topic into Parquet files, one for each run of rows of the same day, whose names say which they are.
+"""Writes rows of a topic to Parquet files, one per run of rows of the same day, named by their range of seqs.
 
-A task writes files aside, under names that engines pass over; who has started it renames them when all of them are there.
+A task writes temporary files, with names that query engines ignore; the job renames them when all of them exist.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from spark_pipeline.tasks.segments import Damage
 
 ROW_GROUP_ROWS = 100_000
 DAY_US = 86_400_000_000
-WANTED = Wanted(columns=tuple(name for name in COLUMNS if name != "topic"))  # which the folder's name says
+WANTED = Wanted(
+    columns=tuple(name for name in COLUMNS if name != "topic")
+)  # the topic is in the directory name
 
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """Slices of one topic that follow one another, and its folder."""
+    """Consecutive slices of one topic, and its output directory."""
 
     folder: str
     slices: Sequence[Slice]
@@ -36,10 +38,10 @@ class ExportTask:
 
 @dataclass(frozen=True, slots=True)
 class ExportFile:
-    """A file below the topic's folder. Seqs are half-open; the least and the greatest time are in ms."""
+    """A file in the topic's directory. Seqs are half-open; times are in ms."""
 
     path: str
-    aside: str
+    temporary: str
     rows: int
     bytes: int
     first_seq: int
@@ -55,7 +57,7 @@ class ExportResult:
 
 
 def export_slices(task: ExportTask) -> ExportResult:
-    """Write files aside and sync them. None when there are no rows; none are left when something fails."""
+    """Write and sync temporary files. No files if there are no rows; after an error, none are left."""
     result = ExportResult()
     writer: _Writer | None = None
     try:
@@ -73,7 +75,7 @@ def export_slices(task: ExportTask) -> ExportResult:
         if writer is not None:
             writer.discard()
         for file in result.files:
-            (Path(task.folder) / file.aside).unlink(missing_ok=True)
+            (Path(task.folder) / file.temporary).unlink(missing_ok=True)
         raise
 
 
@@ -85,7 +87,7 @@ def _batches(task: ExportTask, damage: list[Damage] | None) -> Iterator[Any]:
 
 
 def _days(batch: Any) -> Iterator[tuple[int, Any]]:
-    """Runs of rows of the same day (UTC), in order."""
+    """Consecutive rows of the same day (UTC), in order."""
     days = np.asarray(batch.column(batch.schema.names.index("ts")).cast("int64")) // DAY_US
     edges = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(days)]
     for first, stop in itertools.pairwise(edges):
@@ -93,15 +95,15 @@ def _days(batch: Any) -> Iterator[tuple[int, Any]]:
 
 
 class _Writer:
-    """One file that is being written."""
+    """Writer of one file."""
 
     def __init__(self, task: ExportTask, day: int) -> None:
         self.day = day
         self._root = Path(task.folder)
         self._folder = f"date={datetime.fromtimestamp(day * DAY_US // 1_000_000, UTC):%Y-%m-%d}"
         (self._root / self._folder).mkdir(parents=True, exist_ok=True)
-        self._aside = f"{self._folder}/.part-{os.getpid()}-{os.urandom(8).hex()}"
-        self._parquet = pq.ParquetWriter(self._root / self._aside, WANTED.schema(), compression="zstd")
+        self._temporary = f"{self._folder}/.part-{os.getpid()}-{os.urandom(8).hex()}"
+        self._parquet = pq.ParquetWriter(self._root / self._temporary, WANTED.schema(), compression="zstd")
         self._rows = self._first_seq = self._last_seq = self._ts_max = 0
         self._ts_min = (day + 1) * DAY_US
 
@@ -116,13 +118,13 @@ class _Writer:
 
     def close(self) -> ExportFile:
         self._parquet.close()
-        # The same for the same rows.
+        # Deterministic: the same rows get the same name.
         name = f"part-{self._first_seq:016x}-{self._last_seq + 1:016x}.parquet"
         return ExportFile(
             path=f"{self._folder}/{name}",
-            aside=self._aside,
+            temporary=self._temporary,
             rows=self._rows,
-            bytes=sync(self._root / self._aside),
+            bytes=sync(self._root / self._temporary),
             first_seq=self._first_seq,
             next_seq=self._last_seq + 1,
             ts_min=self._ts_min // 1000,
@@ -131,11 +133,11 @@ class _Writer:
 
     def discard(self) -> None:
         self._parquet.close()
-        (self._root / self._aside).unlink(missing_ok=True)
+        (self._root / self._temporary).unlink(missing_ok=True)
 
 
 def sync(path: Path) -> int:
-    """Its size, once it is on the disk. Also for folders."""
+    """fsync a file or directory; return its size."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""Records over HTTP as Arrow batches: pages of stored frames, which are checked one by one only when asked for."""
+"""Reads records over HTTP as Arrow batches: pages of stored frames, whose digests are checked only on request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAD = bytes(16)
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Records that are lost, both ends included, and why."""
+    """A range of lost records, both ends included, and the reason."""
 
     topic: str
     first_seq: int
@@ -36,24 +36,24 @@ class Gap(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HttpSlice:
-    """Half-open seqs of a topic that are read from its server."""
+    """A half-open range of seqs of a topic, to be read from its server."""
 
     url: str
     token_env: str
     topic: str
     start_seq: int
     end_seq: int
-    epoch: str | None = None  # of these seqs; None: they are taken as they are
+    epoch: str | None = None  # of these seqs; None: not checked
 
 
 def read_http(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Any]:
-    """Record batches; what was lost without anybody asking for it is noted in `gaps` when it lies in the range."""
+    """Yield record batches; lost records within the range are added to `gaps`."""
     for frames in read_frames(part, wanted, gaps):
         yield _batch(part, wanted, frames)
 
 
 def read_frames(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Frames]:
-    """The same as stored frames, a page at a time."""
+    """Yield stored frames, page by page; lost records are added to `gaps`."""
     server = Server(part.url, part.token_env)
     try:
         at = part.start_seq - 1
@@ -75,40 +75,40 @@ def read_frames(part: HttpSlice, wanted: Wanted, gaps: list[Gap]) -> Iterator[Fr
                 yield frames
             reached = int(answer.headers["topics-next-from-seq"])
             if reached <= at or answer.headers.get("topics-caught-up") == "true":
-                break  # the end, whatever was asked for
+                break  # the end of the topic
             at = reached
     finally:
         server.close()
 
 
 def _note_gap(part: HttpSlice, at: int, tombstone: str | None, gaps: list[Gap]) -> bool:
-    """True: other records have these seqs now, and nothing that was wanted can be read any more."""
+    """Note a tombstone. True: these seqs now belong to other records, so nothing more can be read."""
     if tombstone is None:
         return False
-    told = msgspec.json.decode(tombstone)
-    first, last = max(int(told["gap_from"]), part.start_seq), min(int(told["gap_to"]), part.end_seq - 1)
-    is_over = told["reason"] == "recreated" or int(told["gap_from"]) <= at
-    if is_over:
+    lost = msgspec.json.decode(tombstone)
+    first, last = max(int(lost["gap_from"]), part.start_seq), min(int(lost["gap_to"]), part.end_seq - 1)
+    is_reused = lost["reason"] == "recreated" or int(lost["gap_from"]) <= at
+    if is_reused:
         first, last = at + 1, part.end_seq - 1
     if first <= last:
-        gaps.append(Gap(part.topic, first, last, told["reason"]))
-    return is_over
+        gaps.append(Gap(part.topic, first, last, lost["reason"]))
+    return is_reused
 
 
 def _frames(part: HttpSlice, wanted: Wanted, body: bytes) -> Frames:
-    """Those of a page that lie in the range."""
+    """The frames of a page that are within the range."""
     path = f"{part.url}/v0/topics/{part.topic}"
-    found: list[int] = []
+    offsets: list[int] = []
     try:
-        frame_starts(body, 0, len(body), found)
+        frame_starts(body, 0, len(body), offsets)
     except (ValueError, IndexError) as error:
-        raise Corrupt(path, 0, f"a page of frames does not add up: {error}") from error
-    starts = np.array(found, dtype=np.int64)
+        raise Corrupt(path, 0, f"a page of frames is malformed: {error}") from error
+    starts = np.array(offsets, dtype=np.int64)
     ends = np.append(starts[1:], len(body)) if len(starts) else starts
     if wanted.verify == "record":
         for start, end in zip(starts.tolist(), ends.tolist()):
             if not frame_is_valid(body[start:end]):
-                raise Corrupt(path, start, "a record does not agree with its digest")
+                raise Corrupt(path, start, "the digest of a record does not match")
     frames = Frames.at(path, body + _PAD, starts, ends)
     headers, span = frames.headers, wanted.range
     seqs, times = headers["seq"].astype(np.int64), headers["ts"].astype(np.int64)

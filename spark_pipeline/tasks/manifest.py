@@ -1,4 +1,4 @@
-"""Finding topics and their manifests in a cold directory. What is in them: topics/engine/storage/manifest.py."""
+"""Topics of a cold directory and their manifests, whose format is in topics/engine/storage/manifest.py."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _TRIES = 4
 
 
 class FilesGone(Exception):
-    """Files that a manifest names are not there any more. (A pin keeps them, but not from an erase.)"""
+    """Files listed in a manifest no longer exist. (A pin protects them, but not from an erase.)"""
 
 
 class NoManifest(Exception):
-    """There is nothing to read; the text says why and what to do."""
+    """There is nothing to read; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColdTopic:
-    """A topic as one manifest describes it, and where its files are."""
+    """A topic as described by one manifest, and its directory."""
 
     folder: str
     manifest: Manifest
@@ -45,7 +45,7 @@ class ColdTopic:
         return self.manifest.topic
 
     def dead(self) -> dict[int, Mask]:
-        """Rows that must not be read, by the first seq of their segment."""
+        """Masks of deleted rows, by the first seq of their segment."""
         path = f"{self.folder}/{dead_name(self.manifest.number)}"
         try:
             content = Path(path).read_bytes()
@@ -55,13 +55,13 @@ class ColdTopic:
 
 
 def topics_in(cold_dir: str) -> Iterator[ColdTopic]:
-    """Every topic that has something in the cold tier, by its newest manifest."""
+    """All topics in the cold tier, with their newest manifests."""
     root = Path(cold_dir) / "topics"
     try:
         names = sorted(os.listdir(root))
     except (FileNotFoundError, NotADirectoryError):
         raise NoManifest(
-            f"{cold_dir} has no folder topics/ in it: say where the server's TOPICS_COLD_DIR is, or give its url"
+            f"{cold_dir} has no directory topics/: give the server's TOPICS_COLD_DIR, or its URL"
         ) from None
     for name in names:
         if (root / name / CURRENT_NAME).is_file():
@@ -69,26 +69,26 @@ def topics_in(cold_dir: str) -> Iterator[ColdTopic]:
 
 
 def find_topics(cold_dir: str, wanted: str) -> list[ColdTopic]:
-    """The topics of a list with commas of names and patterns; NoManifest when one of them is not there."""
+    """The topics of a comma-separated list of names and patterns; NoManifest if one matches nothing."""
     parts = split_names(wanted)
     found = {topic.name: topic for topic in topics_in(cold_dir)}
     picked = pick_names(sorted(found), parts)
     if isinstance(picked, str):
-        have = f"it has {', '.join(sorted(found)[:8])}" if found else "it has no manifests yet"
+        content = f"it has {', '.join(sorted(found)[:8])}" if found else "it has no manifests yet"
         raise NoManifest(
-            f"no topic {picked!r} in the cold tier at {cold_dir} ({have}); what has not moved there is read with a url"
+            f"no topic {picked!r} in the cold tier at {cold_dir} ({content}); give a URL to read records that are not cold yet"
         )
     return [found[name] for name in picked]
 
 
 def read_current(folder: str) -> Manifest:
-    """The newest manifest. A server may write another meanwhile, and remove this one: ask again."""
+    """The newest manifest. Retried, because a running server may replace it meanwhile."""
     path = f"{folder}/{CURRENT_NAME}"
     for tries_left in reversed(range(_TRIES)):
         try:
             number = decode_current(path, read_small(path, SMALL_BYTES_MAX))
         except FileNotFoundError:
-            raise NoManifest(f"{folder} has no manifest: nothing of this topic is in the cold tier") from None
+            raise NoManifest(f"{folder} has no manifest: this topic has no cold records") from None
         try:
             return read_manifest(f"{folder}/{manifest_name(number)}")
         except FileNotFoundError:
@@ -102,7 +102,7 @@ def read_manifest(path: str) -> Manifest:
 
 
 def meta_of(segment: Segment) -> SegmentMeta:
-    """What the engine's readers want to know of a segment."""
+    """The segment's metadata in the form of the engine's readers."""
     return SegmentMeta(
         first_seq=segment.first_seq,
         generation=segment.generation,

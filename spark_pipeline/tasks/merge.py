@@ -1,9 +1,9 @@
-"""Merging the segments of one group of a plan into one, in staging. The server alone decides whether it is taken.
+"""Merges the segments of one group of a plan into one segment, in staging. The server decides whether to accept it.
 
-Frames are copied as they are, by runs of those that live: their own digests stay valid. The index is made dense again,
-names get new ids, and dead rows keep nothing but their time. Files of an attempt have a name of their own, and the
-sidecar, which names the attempt, is renamed into place when all of them are synced: so any number of tasks may work on
-a group, be killed, or come too late, and the last sidecar is of files that are whole.
+Live frames are copied unchanged, in runs, so their digests stay valid. The index is made dense again, names get new ids,
+and dead rows keep only their time. The files of each attempt have unique names, and the sidecar, which names the
+attempt, is renamed into place after all of them are synced. So any number of tasks may work on a group, be killed, or
+finish late: the last sidecar always refers to complete files.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ READ_ROWS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One group, and where its files are. Small: this is what travels to whoever does it."""
+    """One group and the location of its files. Small, since it is sent to workers."""
 
     cold_dir: str
-    staging: str  # below the cold directory
+    staging: str  # relative to the cold directory
     topic_id: str
     group: PlanGroup
 
@@ -68,7 +68,7 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeResult:
-    """What is told of a group. `segment` and `failed`: an input that is damaged, and how."""
+    """Result for one group. `segment` and `failed`: a damaged input, and the damage."""
 
     group: int
     rows: int = 0
@@ -78,13 +78,13 @@ class MergeResult:
     resumed: bool = False
     segment: str = ""
     failed: str = ""
-    at: dict[str, Any] = field(default_factory=dict)  # host and process that did it
+    at: dict[str, Any] = field(default_factory=dict)  # host and process of the task
 
 
 def merge_group(task: MergeTask) -> MergeResult:
-    """Merge a group, unless that was done already. Damage in an input is a result; an OSError is not, and may be tried again."""
+    """Merge a group, unless that is done already. A damaged input is a result; an OSError is raised and can be retried."""
     bytes_in = task.group.data_bytes
-    done = _done_before(task)
+    done = _finished(task)
     if done is not None:
         return _result(done, bytes_in, resumed=True)
     try:
@@ -117,10 +117,10 @@ class InputDamaged(Exception):
 # ── Resuming ──────────────────────────────────────────────────────────────────────────
 
 
-def _done_before(task: MergeTask) -> Sidecar | None:
-    """The sidecar of an earlier run, if its files are there and the summary is the one that it names.
+def _finished(task: MergeTask) -> Sidecar | None:
+    """The sidecar of an earlier run, if its files exist and the summary matches.
 
-    A group that failed is tried again: the input may have been restored meanwhile.
+    Failed groups are tried again: the input may have been restored.
     """
     try:
         found = decode_sidecar(str(task.sidecar), task.sidecar.read_bytes(), task.group.group)
@@ -137,11 +137,11 @@ def _done_before(task: MergeTask) -> Sidecar | None:
             content = file.read()
     except FileNotFoundError:
         return None
-    whole = (
+    is_intact = (
         content[-DIGEST_BYTES:].hex() == found.sum_digest
         and xxh(content[:-DIGEST_BYTES]) == content[-DIGEST_BYTES:]
     )
-    return found if whole else None
+    return found if is_intact else None
 
 
 def _stem(task: MergeTask, attempt: str) -> str:
@@ -155,7 +155,7 @@ class _Merge:
     def __init__(self, task: MergeTask) -> None:
         self._task = task
         self._group = task.group
-        # Of no other attempt, wherever it runs.
+        # Unique among all attempts, on any machine.
         self._attempt = f"{os.getpid()}-{os.urandom(6).hex()}"
         self._tags: dict[bytes, int] = {}
         self._nodes: dict[bytes, int] = {}
@@ -165,7 +165,7 @@ class _Merge:
         try:
             return self._run()
         except BaseException:
-            # What is left of an attempt is of no use to anybody. (After a kill it stays until the plan's staging goes.)
+            # After a kill these files stay until the plan's staging directory is deleted.
             for suffix in ("data", "idx", "dict", "sum"):
                 Path(f"{_stem(self._task, self._attempt)}.{suffix}").unlink(missing_ok=True)
             raise
@@ -180,7 +180,7 @@ class _Merge:
                 except TopicsError as error:
                     raise InputDamaged(source.name, error) from error
                 except FileNotFoundError as error:
-                    # A file that is gone is damage; a cold tier that is not mounted here says nothing of its files.
+                    # A missing file is damage, unless the whole cold tier is not mounted here.
                     if not os.path.isdir(self._task.folder):
                         raise
                     raise InputDamaged(source.name, error) from error
@@ -230,7 +230,7 @@ class _Merge:
         return f"{_stem(self._task, self._attempt)}.{suffix}"
 
     def _add(self, source: PlanInput, rows: Rows, data: _DataFile) -> None:
-        """One input: its rows into theirs, its live frames behind those that are there."""
+        """Add one input: copy its rows into the output's, and append its live frames."""
         task, at = self._task, source.first_seq - self._group.first_seq
         reader = SegmentReader(task.folder, source, int(task.topic_id, 16))
         before = reader.index()
@@ -246,16 +246,16 @@ class _Merge:
         kept["pad"] = 0
         tags, nodes, expiries = reader.names()
         for column, names, known in (("tag", tags, self._tags), ("node", nodes, self._nodes)):
-            kept[column] = _renamed(reader.path("idx"), kept[column], names, known)
+            kept[column] = _new_ids(reader.path("idx"), kept[column], names, known)
         part[live] = kept
-        self._expiries.append(_moved(reader.path("dict"), expiries, live, at))
+        self._expiries.append(_shifted_expiries(reader.path("dict"), expiries, live, at))
         for piece in reader.pieces(before, np.flatnonzero(live), rows_max=READ_ROWS, bytes_max=READ_BYTES):
             view = memoryview(piece.data)
             data.write([view[start:end] for start, end in runs_of(piece.starts, piece.ends)])
 
 
 def _planned_dead(path: str, source: PlanInput) -> Mask:
-    """The rows that the plan calls dead, from the .del that lies in staging."""
+    """The rows that are dead according to the plan, from the .del file in staging."""
     content = Path(path).read_bytes()
     mask = np.zeros(source.rows, dtype=np.bool_)
     reached = HEADER_BYTES
@@ -266,18 +266,18 @@ def _planned_dead(path: str, source: PlanInput) -> Mask:
         for first, stop in ranges.tolist():
             mask[first:stop] = True
     if content[:8] != DEL_MAGIC or reached != len(content):
-        raise Corrupt(path, reached, "the marks of deleted records do not agree with their digest")
+        raise Corrupt(path, reached, "the digest of the deletion marks does not match")
     return mask
 
 
-def _renamed(
+def _new_ids(
     path: str, ids: npt.NDArray[np.uint32], names: list[bytes], known: dict[bytes, int]
 ) -> npt.NDArray[np.uint32]:
-    """The ids of these names in the output, which gets those that it does not have yet, in the order of appearance."""
+    """Map ids of names to those of the output, which are assigned in the order of appearance."""
     if not len(ids) or not ids.any():
         return ids
     if int(ids.max()) > len(names):
-        raise Corrupt(path, HEADER_BYTES, "a row names a tag or node that there is not")
+        raise Corrupt(path, HEADER_BYTES, "a row refers to a tag or node that does not exist")
     used, first_at = np.unique(ids, return_index=True)
     table = np.zeros(len(names) + 1, dtype=np.uint32)
     for i in used[np.argsort(first_at)].tolist():
@@ -286,12 +286,12 @@ def _renamed(
     return table[ids]
 
 
-def _moved(path: str, expiries: Rows, live: Mask, at: int) -> Rows:
-    """The ends of records that are kept, by their rows in the output."""
+def _shifted_expiries(path: str, expiries: Rows, live: Mask, at: int) -> Rows:
+    """Expiries of the live records, with their rows in the output."""
     if not len(expiries):
         return expiries
     if int(expiries["row"].max()) >= len(live):
-        raise Corrupt(path, HEADER_BYTES, "an expiry is of a row that there is not")
+        raise Corrupt(path, HEADER_BYTES, "an expiry refers to a row that does not exist")
     kept: Rows = expiries[live[expiries["row"]]].copy()
     kept["row"] += at
     return kept
@@ -301,10 +301,10 @@ def _moved(path: str, expiries: Rows, live: Mask, at: int) -> Rows:
 
 
 class _DataFile:
-    """The output's .data: its digests by the block are made while it is written. Leaving it syncs it."""
+    """Writer of the output's .data file, which computes block digests and syncs it at the end."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _mode_beside(path))
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _file_mode(path))
         self.size = 0
         self.blocks: list[bytes] = []
         self._hasher, self._room = Hasher(), BLOCK_BYTES
@@ -323,7 +323,7 @@ class _DataFile:
             os.close(self._fd)
 
     def write(self, runs: list[memoryview]) -> None:
-        for run in _few(runs):
+        for run in _joined(runs):
             self._hash(run)
             done = 0
             while done < len(run):
@@ -342,31 +342,31 @@ class _DataFile:
                 self._hasher, self._room = Hasher(), BLOCK_BYTES
 
 
-def _few(runs: list[memoryview]) -> Iterator[memoryview]:
-    """The runs, short ones joined: a call for each would cost more than copying them once more."""
-    waiting: list[memoryview] = []
+def _joined(runs: list[memoryview]) -> Iterator[memoryview]:
+    """Join short runs: copying them is cheaper than a write call for each."""
+    short: list[memoryview] = []
     size = 0
     for run in runs:
         if len(run) >= BLOCK_BYTES or size >= BLOCK_BYTES:
-            if waiting:
-                yield memoryview(b"".join(waiting))
-            waiting, size = [], 0
+            if short:
+                yield memoryview(b"".join(short))
+            short, size = [], 0
         if len(run) >= BLOCK_BYTES:
             yield run
         else:
-            waiting.append(run)
+            short.append(run)
             size += len(run)
-    if waiting:
-        yield memoryview(b"".join(waiting))
+    if short:
+        yield memoryview(b"".join(short))
 
 
-def _mode_beside(path: str) -> int:
-    """As open to others as the directory, which the server has made: these files become the server's own."""
+def _file_mode(path: str) -> int:
+    """The permissions of the directory, which the server has created: the files will belong to the server."""
     return os.stat(os.path.dirname(path)).st_mode & 0o666
 
 
 def _write_synced(path: str, content: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _mode_beside(path))
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _file_mode(path))
     try:
         view, done = memoryview(content), 0
         while done < len(view):
@@ -377,12 +377,12 @@ def _write_synced(path: str, content: bytes) -> None:
 
 
 def _put_sidecar(task: MergeTask, content: bytes) -> None:
-    """Last of all: entries of the attempt's files are synced before, or a power cut could leave a sidecar without them."""
+    """Write the sidecar last, after the directory entries of the attempt's files are synced."""
     folder = task.staging_dir
     _sync_dir(folder)
-    aside = f"{task.sidecar}.{os.getpid()}-{os.urandom(6).hex()}.tmp"
-    _write_synced(aside, content)
-    os.replace(aside, task.sidecar)
+    temporary = f"{task.sidecar}.{os.getpid()}-{os.urandom(6).hex()}.tmp"
+    _write_synced(temporary, content)
+    os.replace(temporary, task.sidecar)
     _sync_dir(folder)
 
 

@@ -1,4 +1,4 @@
-"""The next page is fetched while the last one is used."""
+"""Read-ahead: fetches the next items in a background thread."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-DEPTH = 2  # items that wait; with the one in work and the one in use a reader holds four pages
+DEPTH = 2  # queued items; with the one being fetched and the one in use, four pages are in memory
 
 
 def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
-    """The same items, made on another thread. Leaving early ends that thread."""
-    waiting: queue.Queue[tuple[str, T | BaseException | None]] = queue.Queue(depth)
-    left = threading.Event()
+    """Iterate in a background thread and yield the items. Closing the generator ends the thread."""
+    ready: queue.Queue[tuple[str, T | BaseException | None]] = queue.Queue(depth)
+    closed = threading.Event()
 
     def put(kind: str, item: T | BaseException | None) -> bool:
-        while not left.is_set():
+        while not closed.is_set():
             try:
-                waiting.put((kind, item), timeout=0.1)
+                ready.put((kind, item), timeout=0.1)
                 return True
             except queue.Full:
                 continue
@@ -38,7 +38,7 @@ def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
     threading.Thread(target=fetch, name="read-ahead", daemon=True).start()
     try:
         while True:
-            kind, item = waiting.get()
+            kind, item = ready.get()
             if kind == "end":
                 return
             if kind == "error":
@@ -46,4 +46,4 @@ def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Iterator[T]:
                 raise item
             yield item  # type: ignore[misc]
     finally:
-        left.set()
+        closed.set()

@@ -1,4 +1,4 @@
-"""Records of the cold tier as Arrow batches: which parts of which segments to read, and reading one of them."""
+"""Reads cold records as Arrow batches: selects and packs slices of segments, and reads a slice."""
 
 from __future__ import annotations
 
@@ -51,16 +51,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What of the records is wanted, and how closely they are looked at."""
+    """Which records and columns to read, and how to verify them."""
 
     columns: tuple[str, ...] = COLUMNS
     as_text: bool = False
     verify: Verify = "block"
     include_deleted: bool = False
     range: Range = Range()
-    tags: tuple[str, ...] | None = (
-        None  # leave out records of other tags where that is cheap; whoever asks filters again
-    )
+    tags: tuple[str, ...] | None = None  # best-effort filter: the caller must filter again
 
     def schema(self) -> Any:
         return schema_of(self.columns, as_text=self.as_text)
@@ -68,7 +66,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some rows of a segment. `dead` has a bit for each of them, None when all are alive."""
+    """A range of rows of a segment. `dead` has a bit for each row; None: all are live."""
 
     topic: str
     topic_id: int
@@ -84,15 +82,15 @@ class Slice:
 
     @property
     def data_bytes(self) -> int:
-        """About as many bytes as there are to read."""
+        """Estimated number of bytes to read."""
         return self.segment.data_bytes * self.rows // max(self.segment.rows, 1)
 
 
-# ── Which parts ───────────────────────────────────────────────────────────────────────
+# ── Slices ────────────────────────────────────────────────────────────────────────────
 
 
 def slices_of(topic: ColdTopic, span: Range) -> list[Slice]:
-    """What of a topic lies in the range, a segment each."""
+    """One slice per segment that overlaps the range."""
     dead = topic.dead()
     found = []
     for segment in topic.manifest.segments:
@@ -119,9 +117,9 @@ def _unpack(bits: bytes, count: int) -> Mask:
 
 
 def pack(slices: Iterable[Slice], *, bytes_max: int, parts_min: int) -> list[list[Slice]]:
-    """Parts of about equal size: a task costs as much as reading some MiB, and one that is too large leaves cores idle.
+    """Pack slices into parts of about equal size: small segments share a part, large ones are split.
 
-    Small segments go together, large ones are split. Parts are in order of topics and seqs.
+    A task has the overhead of reading some MiB, while too large parts leave CPUs idle. Keeps the order of topics and seqs.
     """
     slices = list(slices)
     total = sum(part.data_bytes for part in slices)
@@ -140,7 +138,7 @@ def pack(slices: Iterable[Slice], *, bytes_max: int, parts_min: int) -> list[lis
 
 def _split(whole: Slice, target: int) -> Iterator[Slice]:
     count = max(min(-(-whole.data_bytes // target), whole.rows), 1)
-    # A little more than the target is better than two parts of half of it.
+    # Slightly above the target is better than two halves.
     if whole.data_bytes <= target * 5 // 4:
         count = 1
     dead = None if whole.dead is None else _unpack(whole.dead, whole.rows)
@@ -150,11 +148,11 @@ def _split(whole: Slice, target: int) -> Iterator[Slice]:
         yield replace(whole, first_row=whole.first_row + first, stop_row=whole.first_row + stop, dead=bits)
 
 
-# ── Reading one ───────────────────────────────────────────────────────────────────────
+# ── Reading ───────────────────────────────────────────────────────────────────────────
 
 
 def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) -> Iterator[Any]:
-    """Record batches. With a list for `damage`, what cannot be read is noted there and left out."""
+    """Yield record batches. With a list for `damage`, unreadable records are added there and skipped."""
     reader = SegmentReader(part.folder, part.segment, part.topic_id, wanted.verify, damage)
     try:
         rows = reader.index()
@@ -163,7 +161,7 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
         picked, dead = _pick(part, rows, wanted, names[0])
         texts = texts_of(names[0]), texts_of(names[1])
         if not FROM_FRAMES & set(wanted.columns):
-            # Nothing of .data is read, so nothing of it can be wrong.
+            # The index is enough: .data is not read.
             for first in range(0, len(picked), BATCH_ROWS):
                 some = picked[first : first + BATCH_ROWS]
                 yield _batch(part, wanted, rows, some, dead, texts, None)
@@ -172,10 +170,10 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
             frames = Frames.at(reader.path("data"), piece.data, piece.starts, piece.ends)
             yield _batch(part, wanted, rows, piece.rows, dead, texts, frames)
     except FileNotFoundError as error:
-        # No damage that may be passed over: most likely the records are in another segment by now.
+        # Not skipped as damage: most likely the records are in another segment now.
         raise FilesGone(
-            f"{error.filename} is gone: it was merged or erased since this read was planned. Run the query again. If that does not help the "
-            "file is lost: `topics verify --repair` tells readers so, a backup of the file brings it back"
+            f"{error.filename} no longer exists: it was merged or erased since this read was planned. Run the query again. If that does "
+            "not help, the file is lost: restore it from a backup, or run `topics verify --repair` to mark its records as lost"
         ) from error
     except TopicsError as error:
         if damage is None:
@@ -189,23 +187,23 @@ def read_slice(part: Slice, wanted: Wanted, damage: list[Damage] | None = None) 
 def _pick(
     part: Slice, rows: Rows, wanted: Wanted, tags: list[bytes]
 ) -> tuple[npt.NDArray[np.int64], Mask | None]:
-    """The rows to read, and which of all are dead when those are wanted, too."""
-    here = np.zeros(len(rows), dtype=np.bool_)
-    here[part.first_row : part.stop_row] = True
-    here &= rows["length"] > 0
+    """The rows to read, and with `include_deleted` a mask of the dead ones."""
+    picked = np.zeros(len(rows), dtype=np.bool_)
+    picked[part.first_row : part.stop_row] = True
+    picked &= rows["length"] > 0
     span = wanted.range
     if span.start_ts > part.segment.ts_min or span.end_ts <= part.segment.ts_max:
-        here &= (rows["ts"] >= span.start_ts) & (rows["ts"] < span.end_ts)
+        picked &= (rows["ts"] >= span.start_ts) & (rows["ts"] < span.end_ts)
     if wanted.tags is not None:
         names = {tag.encode() for tag in wanted.tags}
-        here &= np.array([False, *(tag in names for tag in tags)])[rows["tag"]]
+        picked &= np.array([False, *(tag in names for tag in tags)])[rows["tag"]]
     dead: Mask | None = None
     if part.dead is not None:
         dead = np.zeros(len(rows), dtype=np.bool_)
         dead[part.first_row : part.stop_row] = _unpack(part.dead, part.rows)
         if not wanted.include_deleted:
-            here &= ~dead
-    return np.flatnonzero(here), dead if wanted.include_deleted else None
+            picked &= ~dead
+    return np.flatnonzero(picked), dead if wanted.include_deleted else None
 
 
 def _batch(

@@ -1,4 +1,4 @@
-"""Looking at every byte of a segment: .sum against the manifest, .idx and .dict against .sum, each record by its own digest."""
+"""Scrub of one segment: checks .sum against the manifest, .idx and .dict against .sum, and each record's digest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.system.read_only_disk import ReadOnlyDisk
 
 READ_ROWS = 100_000
 READ_BYTES = 16 * MIB
-DAMAGES_MAX = 1000  # of a segment; where there are more, the rest is one range
+DAMAGES_MAX = 1000  # ranges per segment; the rest is reported as one range
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ScrubResult:
 
 
 def scrub_segment(task: ScrubTask) -> ScrubResult:
-    """What is wrong with a segment. An OSError other than a missing file is no damage, and is raised."""
+    """Find the damage of a segment. An OSError other than a missing file is not damage, and is raised."""
     segment = task.segment
     damage: list[Damage] = []
     reader = SegmentReader(task.folder, segment, int(task.topic_id, 16), "record", damage)
@@ -50,11 +50,11 @@ def scrub_segment(task: ScrubTask) -> ScrubResult:
             result.records += len(piece.rows)
         result.bytes = segment.data_bytes + segment.idx_bytes + segment.dict_bytes
         if not damage:
-            # Bytes that belong to no record any more, and those that records do not cover.
+            # Also bytes of dead records, and bytes between records.
             _scrub_blocks(reader, damage)
     except (TopicsError, FileNotFoundError) as error:
-        place = (error.path, error.offset) if isinstance(error, Corrupt) else (reader.path("data"), 0)
-        damage.append(Damage(*place, segment.first_seq, segment.next_seq - 1, _say(error)))
+        path, offset = (error.path, error.offset) if isinstance(error, Corrupt) else (reader.path("data"), 0)
+        damage.append(Damage(path, offset, segment.first_seq, segment.next_seq - 1, _problem(error)))
     if len(damage) > DAMAGES_MAX:
         rest = damage[DAMAGES_MAX - 1 :]
         what = f"{rest[0].what}, and {len(rest) - 1} further ranges"
@@ -75,9 +75,9 @@ def _scrub_blocks(reader: SegmentReader, damage: list[Damage]) -> None:
             problems = end.value
     for problem in problems:
         if any(reader.sum.blocks[problem.offset // BLOCK_BYTES]):
-            # No record: the seqs are those that the block would have.
+            # The damage affects no record, so there are no seqs.
             damage.append(Damage(path, problem.offset, 0, 0, f"between records: {problem.what}"))
 
 
-def _say(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     return error.problem if isinstance(error, Corrupt) else str(error)

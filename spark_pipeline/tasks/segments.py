@@ -1,10 +1,10 @@
-"""Reading a sealed segment, and how much of what is read is compared with its digests.
+"""Reader of sealed segments with three levels of verification.
 
-    none     nothing but lengths and headers: for files that were checked a moment ago
-    block    .idx and .dict as a whole, .data by the MiB: seventeen times as fast as record by record
-    record   the same, and each record by its own digest
+    none     only lengths and headers: for files that were just checked
+    block    .idx and .dict as a whole, .data by blocks of 1 MiB: seventeen times as fast as by record
+    record   the same, and the digest of each record
 
-Where .sum has no digest for a block (it held a rotten record when it was sealed) its records are looked at one by one.
+If .sum has no digest for a block (it contained a damaged record when it was sealed), its records are checked one by one.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from topics.system.read_only_disk import ReadOnlyDisk
 
 Verify = Literal["none", "block", "record"]
 VERIFY: tuple[Verify, ...] = get_args(Verify)
-PAD_BYTES = 16  # behind what is read: short values are gathered 12 bytes at a time
+PAD_BYTES = 16  # after the data: short values are gathered 12 bytes at a time
 NO_DIGEST = bytes(DIGEST_BYTES)
 
-Places = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Records that could not be read, and where. Both ends are included."""
+    """A range of unreadable records, both ends included, and the location of the damage."""
 
     path: str
     offset: int
@@ -59,12 +59,12 @@ class Damage:
 
 @dataclass(slots=True)
 class Piece:
-    """Some frames of a segment in one buffer, which has PAD_BYTES more than they need."""
+    """Frames of a segment in one buffer, with PAD_BYTES of padding."""
 
     data: bytearray
-    rows: npt.NDArray[np.int64]  # which rows these are
-    starts: Places  # in the buffer
-    ends: Places
+    rows: npt.NDArray[np.int64]  # their rows in the segment
+    starts: Offsets  # in the buffer
+    ends: Offsets
 
 
 @dataclass
@@ -73,10 +73,8 @@ class SegmentReader:
     segment: Segment
     topic_id: int
     verify: Verify = "block"
-    damage: list[Damage] | None = (
-        None  # None: damage is an error; else it goes here, and the records are left out
-    )
-    _held: tuple[int, bytes] = field(default=(-1, b""), init=False)
+    damage: list[Damage] | None = None  # None: damage is an error; otherwise it is added here and skipped
+    _last_block: tuple[int, bytes] = field(default=(-1, b""), init=False)
     _disk: ReadOnlyDisk = field(default_factory=ReadOnlyDisk, init=False)
 
     def path(self, suffix: str) -> str:
@@ -84,14 +82,14 @@ class SegmentReader:
 
     @cached_property
     def sum(self) -> Sum:
-        """What was sealed; it agrees with the manifest."""
+        """The segment's summary, checked against the manifest."""
         segment = self.segment
         found, digest = read_sum(self._disk, self.folder, segment.first_seq, segment.generation)
         if digest.hex() != segment.sum_digest:
-            raise Corrupt(self.path("sum"), 0, "is not the one that the manifest names")
+            raise Corrupt(self.path("sum"), 0, "its digest differs from the manifest")
         lengths = (found.rows, found.data_bytes, found.dict_bytes)
         if lengths != (segment.rows, segment.data_bytes, segment.dict_bytes):
-            raise Corrupt(self.path("sum"), HEADER_BYTES, "has other lengths than the manifest")
+            raise Corrupt(self.path("sum"), HEADER_BYTES, "its lengths differ from the manifest")
         return found
 
     def index(self) -> Rows:
@@ -99,30 +97,30 @@ class SegmentReader:
         content = read_range(self._disk, path, 0, HEADER_BYTES + ROW_BYTES * self.segment.rows)
         check_header(path, content, IDX_MAGIC)
         if self.verify != "none" and xxh(content) != self.sum.idx_digest:
-            raise Corrupt(path, 0, "the index does not agree with its digest")
+            raise Corrupt(path, 0, "the digest of the index does not match")
         return np.frombuffer(content, dtype=ROW, offset=HEADER_BYTES)
 
     def names(self) -> tuple[list[bytes], list[bytes], Rows]:
-        """Tags, nodes (id 1 is the first of the list), and ends of records with a TTL of their own."""
+        """Tags and nodes (the first has id 1), and the expiries of records with their own TTL."""
         segment = self.segment
         if not segment.dict_bytes:
             return [], [], np.zeros(0, dtype=EXPIRY)
         path = self.path("dict")
         content = read_range(self._disk, path, 0, segment.dict_bytes)
         if self.verify != "none" and xxh(content) != self.sum.dict_digest:
-            raise Corrupt(path, 0, "the names do not agree with their digest")
+            raise Corrupt(path, 0, "the digest of the names does not match")
         tags, nodes, expiries = parse_dict(path, content)
         if (len(tags), len(nodes)) != (segment.tag_names, segment.node_names):
-            raise Corrupt(path, 0, f"holds {len(tags)} tags and {len(nodes)} nodes, not what was written")
+            raise Corrupt(path, 0, f"has {len(tags)} tags and {len(nodes)} nodes, unlike the manifest")
         return tags, nodes, expiries
 
     def pieces(
         self, rows: Rows, picked: npt.NDArray[np.int64], *, rows_max: int, bytes_max: int
     ) -> Iterator[Piece]:
-        """The frames of the picked rows, so many at a time. Damaged ones end this, or are left out and noted."""
+        """Yield the frames of the picked rows in pieces. Damaged ones raise Corrupt, or are skipped and noted."""
         starts = rows["offset"][picked].astype(np.int64)
         ends = starts + rows["length"][picked]
-        self._check_places(starts, ends)
+        self._check_offsets(starts, ends)
         if not len(picked):
             return
         handle = os.open(self.path("data"), os.O_RDONLY | os.O_CLOEXEC)
@@ -138,15 +136,15 @@ class SegmentReader:
                 first = stop
         finally:
             os.close(handle)
-            self._held = (-1, b"")
+            self._last_block = (-1, b"")
 
-    def _check_places(self, starts: Places, ends: Places) -> None:
+    def _check_offsets(self, starts: Offsets, ends: Offsets) -> None:
         if not len(starts):
             return
         if (starts[1:] < ends[:-1]).any() or starts[0] < HEADER_BYTES or ends[-1] > self.segment.data_bytes:
-            raise Corrupt(self.path("idx"), HEADER_BYTES, "rows overlap, or point outside of the records")
+            raise Corrupt(self.path("idx"), HEADER_BYTES, "rows overlap, or point outside of the data")
 
-    def _piece(self, handle: int, picked: npt.NDArray[np.int64], starts: Places, ends: Places) -> Piece:
+    def _piece(self, handle: int, picked: npt.NDArray[np.int64], starts: Offsets, ends: Offsets) -> Piece:
         low, high = int(starts[0]), int(ends[-1])
         if self.verify == "none":
             data, base = self._read(handle, low, high), low
@@ -157,22 +155,22 @@ class SegmentReader:
             suspect = self._suspect_blocks(data, base, low, high)
         piece = Piece(data, picked, starts - base, ends - base)
         if suspect or self.verify == "record":
-            piece = self._sound(piece, base, suspect)
+            piece = self._checked(piece, base, suspect)
         return piece
 
     @property
     def _end(self) -> int:
         return self.segment.data_bytes
 
-    def _read(self, handle: int, low: int, high: int, held: bytes = b"") -> bytearray:
-        """These bytes, of which the first are known already."""
+    def _read(self, handle: int, low: int, high: int, known: bytes = b"") -> bytearray:
+        """Read a range of bytes, of which the first ones are `known`."""
         data = bytearray(high - low + PAD_BYTES)
-        data[: len(held)] = held
-        view, done = memoryview(data), len(held)
+        data[: len(known)] = known
+        view, done = memoryview(data), len(known)
         while done < high - low:
             count = os.preadv(handle, [view[done : high - low]], low + done)
             if not count:
-                # Zeros agree with no digest: where damage is noted, the records tell which of them are gone.
+                # The rest stays zero, which fails the digest checks of the missing records.
                 if self.damage is None or self.verify == "none":
                     raise Corrupt(self.path("data"), low + done, f"ends {high - low - done} bytes early")
                 break
@@ -180,15 +178,15 @@ class SegmentReader:
         return data
 
     def _read_blocks(self, handle: int, base: int, high: int) -> bytearray:
-        """Whole blocks. The last one is kept, since the next piece begins in it."""
-        number, held = self._held
-        data = self._read(handle, base, high, held if number * BLOCK_BYTES == base else b"")
+        """Read whole blocks. The last one is kept, since the next piece begins in it."""
+        number, known = self._last_block
+        data = self._read(handle, base, high, known if number * BLOCK_BYTES == base else b"")
         last = (high - 1) // BLOCK_BYTES
-        self._held = last, bytes(memoryview(data)[last * BLOCK_BYTES - base : high - base])
+        self._last_block = last, bytes(memoryview(data)[last * BLOCK_BYTES - base : high - base])
         return data
 
     def _suspect_blocks(self, data: bytearray, base: int, low: int, high: int) -> list[int]:
-        """The blocks that do not agree with their digests."""
+        """The blocks whose digests do not match."""
         view, blocks = memoryview(data), self.sum.blocks
         found = []
         for number in range(low // BLOCK_BYTES, -(-high // BLOCK_BYTES)):
@@ -196,49 +194,49 @@ class SegmentReader:
             end = min(start + BLOCK_BYTES, self._end)
             if Hasher(view[start - base : end - base]).digest() != blocks[number]:
                 if self.damage is None and blocks[number] != NO_DIGEST:
-                    raise Corrupt(self.path("data"), start, "a block does not agree with its digest")
+                    raise Corrupt(self.path("data"), start, "the digest of a block does not match")
                 found.append(number)
         return found
 
-    def _sound(self, piece: Piece, base: int, suspect: list[int]) -> Piece:
-        """The records of suspect blocks, or all of them, one by one."""
+    def _checked(self, piece: Piece, base: int, suspect: list[int]) -> Piece:
+        """Check the records of suspect blocks, or all of them, one by one; drop damaged ones."""
         starts, ends = piece.starts + base, piece.ends + base
         if self.verify == "record":
-            looked_at = np.ones(len(starts), dtype=np.bool_)
+            to_check = np.ones(len(starts), dtype=np.bool_)
         else:
-            looked_at = np.zeros(len(starts), dtype=np.bool_)
+            to_check = np.zeros(len(starts), dtype=np.bool_)
             for number in suspect:
-                looked_at |= (starts < (number + 1) * BLOCK_BYTES) & (ends > number * BLOCK_BYTES)
+                to_check |= (starts < (number + 1) * BLOCK_BYTES) & (ends > number * BLOCK_BYTES)
         good: Mask = np.ones(len(starts), dtype=np.bool_)
-        good[looked_at] = self._intact(piece, looked_at)
+        good[to_check] = self._intact(piece, to_check)
         if good.all():
             return piece
-        self._note(piece, base, np.flatnonzero(~good))
+        self._note_damage(piece, base, np.flatnonzero(~good))
         return Piece(piece.data, piece.rows[good], piece.starts[good], piece.ends[good])
 
     def _intact(self, piece: Piece, which: Mask) -> Mask:
-        """Whether these frames are what was written, and the records that belong there: a whole one of another place is damage, too."""
+        """Whether these frames are intact and have the expected topic and seq: a valid frame in the wrong place is damage, too."""
         data, starts, ends = piece.data, piece.starts[which], piece.ends[which]
         every = np.ndarray(
             shape=(max(len(data) - FRAME_HEADER_BYTES + 1, 0),), dtype=HEADER_DTYPE, buffer=data, strides=(1,)
         )
-        # A frame that is too short to be one is compared with what follows, and differs.
+        # For a frame that is too short, the header includes bytes after it and does not match.
         headers = every[np.minimum(starts, len(every) - 1)]
-        right: Mask = headers["length"] + 4 == ends - starts
-        right &= ends - starts >= OVERHEAD_BYTES
-        right &= headers["topic"] == self.topic_id
-        right &= headers["seq"] == piece.rows[which] + self.segment.first_seq
+        intact: Mask = headers["length"] + 4 == ends - starts
+        intact &= ends - starts >= OVERHEAD_BYTES
+        intact &= headers["topic"] == self.topic_id
+        intact &= headers["seq"] == piece.rows[which] + self.segment.first_seq
         view, digest = memoryview(data), xxh3_64_digest
         closes = (ends - DIGEST_BYTES).tolist()
         digests = b"".join([digest(view[start:close]) for start, close in zip(starts.tolist(), closes)])
         found = np.ndarray(shape=(len(data) - 7,), dtype="<u8", buffer=data, strides=(1,))[
             ends - DIGEST_BYTES
         ]
-        right &= found == np.frombuffer(digests, dtype="<u8")
-        return right
+        intact &= found == np.frombuffer(digests, dtype="<u8")
+        return intact
 
-    def _note(self, piece: Piece, base: int, bad: npt.NDArray[np.intp]) -> None:
-        what = "records do not agree with their digests"
+    def _note_damage(self, piece: Piece, base: int, bad: npt.NDArray[np.intp]) -> None:
+        what = "the digests of records do not match"
         if self.damage is None:
             raise Corrupt(self.path("data"), base + int(piece.starts[bad[0]]), what)
         breaks = np.flatnonzero(np.diff(bad) != 1) + 1

@@ -1,6 +1,6 @@
-"""Rows of Arrow batches as records of a topic, in chunks that a server takes at once; and where chunks go.
+"""Writes rows of Arrow batches to a topic as records, in chunks.
 
-JSON text goes into the body as it is. It is looked at before: text that is no JSON would be more than one value, or none.
+JSON text is copied into the request body unchanged, after a check that it is a single valid JSON value.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from topics.api.limits import MIB
 from topics.engine.storage.frames import RAW
 
 CHUNK_ROWS = 5_000
-CHUNK_BYTES = 4 * MIB  # as text: a record of 1 MiB more is still far below what a server takes
+CHUNK_BYTES = 4 * MIB  # as text; far below the server's limit, even with one more record of 1 MiB
 COMMIT_WAIT_MS = 10_000
-ABORT_PATIENCE_S = 5.0  # what is not aborted expires
+ABORT_PATIENCE_S = 5.0  # transactions that are not aborted expire
 
 _JSON = msgspec.json.Decoder(msgspec.Raw)
 
 
 class BadRow(ValueError):
-    """A row that cannot be a record; the text says what to do about it."""
+    """A row cannot be written as a record; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which columns make a record; None: not that field."""
+    """Columns for the fields of a record; None: without this field."""
 
     data: str
-    is_text: bool  # of data: JSON, not bytes
+    is_text: bool  # data is JSON text, not bytes
     tag: str | None = None
     node: str | None = None
     meta: str | None = None
-    flags: str | None = None  # of binary data: tells bytes from the JSON text that a topic gave
+    flags: str | None = None  # for binary data read from a topic: tells bytes from JSON text
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Chunk:
 def chunks_of(
     batches: Iterable[Any], fields: Fields, *, rows_max: int = CHUNK_ROWS, bytes_max: int = CHUNK_BYTES
 ) -> Iterator[Chunk]:
-    """In the order of the rows. The same rows make the same chunks. Bytes and JSON are never in one chunk."""
+    """Chunks in the order of the rows, deterministically. Bytes and JSON are never in the same chunk."""
     chunk = Chunk([])
     for batch in batches:
         for record, is_raw, size in _records(batch, fields):
@@ -77,7 +77,7 @@ def _records(batch: Any, fields: Fields) -> Iterator[tuple[dict[str, Any], bool,
     for data, tag, node, meta, flags in rows:
         if data is None:
             raise BadRow(
-                f"column {fields.data} has a null; leave such rows out, or write JSON's with coalesce({fields.data}, 'null')"
+                f"column {fields.data} has a null; filter such rows out, or write JSON null with coalesce({fields.data}, 'null')"
             )
         is_raw = not fields.is_text and (flags is None or bool(flags & RAW))
         record: dict[str, Any] = {}
@@ -85,7 +85,7 @@ def _records(batch: Any, fields: Fields) -> Iterator[tuple[dict[str, Any], bool,
             record["data_base64"] = base64.b64encode(data).decode()
             size = len(data) * 4 // 3
             if meta is not None:
-                raise BadRow("bytes have no meta: leave the column out, or write data as JSON text")
+                raise BadRow("binary data cannot have meta: drop the column, or write data as JSON text")
         else:
             record["data"], size = _json(data, fields.data, "to_json(…)")
         if tag is not None:
@@ -98,19 +98,19 @@ def _records(batch: Any, fields: Fields) -> Iterator[tuple[dict[str, Any], bool,
         yield record, is_raw, size + 64
 
 
-def _json(text: str | bytes, column: str, made_with: str) -> tuple[msgspec.Raw, int]:
-    """The text as it is, and its size, if it is one value of JSON."""
+def _json(text: str | bytes, column: str, function: str) -> tuple[msgspec.Raw, int]:
+    """The text unchanged, and its size; BadRow if it is not a valid JSON value."""
     content = text.encode() if isinstance(text, str) else text
     try:
         return _JSON.decode(content), len(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         start = content[:40].decode(errors="replace")
         raise BadRow(
-            f"column {column} has {start!r}, which is no JSON ({error}); {made_with} makes JSON text of any column"
+            f"column {column} has {start!r}, which is not valid JSON ({error}); {function} converts any column to JSON text"
         ) from None
 
 
-# ── Where chunks go ───────────────────────────────────────────────────────────────────
+# ── Writing chunks ────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one try of a task has put into a transaction. No chunks: it had no rows, or the batch is there already."""
+    """What an attempt of a task has staged. No chunks: it had no rows, or the batch is already committed."""
 
     txn: str
     part: str
@@ -138,18 +138,18 @@ class Staged:
 
 
 class BatchFailed(Exception):
-    """A batch cannot be written like this; the text says what to do."""
+    """A batch cannot be written; the message says what to do."""
 
 
 def begin(server: Server, target: Target, producer: str, batch: int) -> tuple[str, str]:
-    """The id of the batch's transaction, and its state. The same for every task and every try."""
+    """Begin the batch's transaction; return its id and state. The id is the same for all tasks and attempts."""
     body = {"producer": producer, "batch": batch, "ttl_ms": target.ttl_ms}
-    found = server.post(server.topic(target.topic, "/transactions"), body)
-    return found["txn"], found["state"]
+    transaction = server.post(server.topic(target.topic, "/transactions"), body)
+    return transaction["txn"], transaction["state"]
 
 
 def stage(target: Target, producer: str, batch: int, name: str, chunks: Iterator[Chunk]) -> Staged | None:
-    """Put chunks into the batch's transaction; None: there were none. `name` is of this task's place, and gets something of this try's own."""
+    """Stage chunks in the batch's transaction; None: there were none. `name` identifies the task; a random suffix the attempt."""
     first = next(chunks, None)
     if first is None:
         return None
@@ -169,30 +169,30 @@ def stage(target: Target, producer: str, batch: int, name: str, chunks: Iterator
         return Staged(txn, part, count, records)
     except Refused as error:
         if error.code == "txn_committed":
-            return Staged(txn, part)  # by an earlier try of the whole batch, just now
+            return Staged(txn, part)  # an earlier attempt of the whole batch has just committed it
         raise _explained(target, error) from error
     finally:
         server.close()
 
 
-def commit(target: Target, found: Sequence[Staged]) -> None:
-    """Publish what these tries have staged, in this order. To be repeated as often as one likes."""
-    if not found:
+def commit(target: Target, staged: Sequence[Staged]) -> None:
+    """Commit these staged parts, in this order. Idempotent."""
+    if not staged:
         return
     parts = [
-        {"part": one.part, "chunks": one.chunks, "records": one.records} for one in found if one.chunks > 0
+        {"part": one.part, "chunks": one.chunks, "records": one.records} for one in staged if one.chunks > 0
     ]
-    txns = {one.txn for one in found}
+    txns = {one.txn for one in staged}
     assert len(txns) == 1, f"tasks of one batch have staged into {len(txns)} transactions"
     server = target.server()
     try:
-        path = target.path(server, found[0].txn, "commit")
-        # Once it is decided it ends by itself, however long that takes.
+        path = target.path(server, staged[0].txn, "commit")
+        # Once decided, the commit completes on the server, however long that takes.
         while server.post(path, {"parts": parts, "wait_ms": COMMIT_WAIT_MS})["state"] != "committed":
             pass
     except Refused as error:
-        # A task was told that the batch is decided: it is there, and a later one since, so the server has forgotten the transaction.
-        if error.code == "txn_not_found" and any(not one.chunks for one in found):
+        # A task saw that the batch was committed. A later batch was committed since, so the server dropped the transaction.
+        if error.code == "txn_not_found" and any(not one.chunks for one in staged):
             return
         raise _explained(target, error) from error
     finally:
@@ -200,7 +200,7 @@ def commit(target: Target, found: Sequence[Staged]) -> None:
 
 
 def abort(target: Target, txns: Iterable[str]) -> None:
-    """Throw away what is not committed. If that fails it expires: no reason for another error."""
+    """Abort transactions. Errors are ignored: they expire anyway."""
     server = Server(target.url, target.token_env, patience_s=ABORT_PATIENCE_S)
     try:
         for txn in txns:
@@ -211,7 +211,7 @@ def abort(target: Target, txns: Iterable[str]) -> None:
 
 
 def abort_batch(target: Target, producer: str, batch: int) -> None:
-    """The same, where no task has told which transaction it is."""
+    """Abort the transaction of a batch when its id is not known."""
     server = Server(target.url, target.token_env, patience_s=ABORT_PATIENCE_S)
     body = {"producer": producer, "batch": batch, "ttl_ms": target.ttl_ms, "create": False}
     try:
@@ -223,7 +223,7 @@ def abort_batch(target: Target, producer: str, batch: int) -> None:
 
 
 def write_directly(target: Target, key: str, chunks: Iterable[Chunk]) -> int:
-    """Ordinary writes, each with a key of its own: a second try of the same rows writes nothing again."""
+    """Write chunks with idempotency keys, so that a retry of the same rows writes nothing twice."""
     server = target.server()
     count = 0
     try:
@@ -239,18 +239,18 @@ def write_directly(target: Target, key: str, chunks: Iterable[Chunk]) -> int:
 
 
 _ADVICE: Mapping[str, str] = {
-    "txn_not_found": "what was staged is gone, because the transaction has expired or was aborted. Run it again, with a longer txnTtl if it takes so long",
-    "txn_incomplete": "staged rows are missing: they were lost in a power cut, or another run has aborted this batch. Run it again",
-    "topic_full": "the topic is full and set to reject; make room, then run it again",
+    "txn_not_found": "the staged rows are gone, because the transaction expired or was aborted. Run it again, with a longer txnTtl if needed",
+    "txn_incomplete": "staged rows are missing: they were lost in a power failure, or another run aborted this batch. Run it again",
+    "topic_full": "the topic is full and rejects writes; delete records, then run it again",
     "forbidden": "the key needs the scope write for this topic",
 }
 _LIMIT_ADVICE: Mapping[str, str] = {
-    "txn_producers": "a batch write without a name is a producer of its own, and 1000 within 7 days is what a topic remembers; give such writes a lasting name with the option producer",
-    "txn_max_bytes": "the batch is larger than TOPICS_TXN_MAX_BYTES; write less at once (maxRecordsPerTrigger of a stream), or raise it",
+    "txn_producers": "each batch write without a name is a new producer, of which a topic allows 1000 within 7 days; set the option producer to a permanent name",
+    "txn_max_bytes": "the batch is larger than TOPICS_TXN_MAX_BYTES; write less at once (for a stream: maxRecordsPerTrigger), or raise the limit",
 }
 
 
 def _explained(target: Target, error: Refused) -> Exception:
     advice = _LIMIT_ADVICE.get(str(error.detail.get("limit", ""))) or _ADVICE.get(error.code)
-    what = f"topic {target.topic} at {target.url} refuses the rows: {error}"
-    return BatchFailed(f"{what}. What to do: {advice}" if advice else what)
+    problem = f"{target.url} refuses the rows for topic {target.topic}: {error}"
+    return BatchFailed(f"{problem}. What to do: {advice}" if advice else problem)

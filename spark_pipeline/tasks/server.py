@@ -1,6 +1,6 @@
-"""The server as jobs and readers see it: over HTTP, with a key from the environment, and with patience.
+"""HTTP client for jobs and readers, with a key from the environment and retries.
 
-What is refused for a while (429, 503) and what breaks is tried again, as long as it may be repeated: every call here may.
+Temporary errors (429, 503) and broken connections are retried: all calls here are idempotent.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from spark_pipeline.tasks.manifest import NoManifest
 from spark_pipeline.tasks.names import is_pattern, pick_names, split_names
 
 ANSWER_S = 60.0
-PATIENCE_S = 60.0  # with a server that is starting, or has too much to do
-PAUSE_S = (0.1, 5.0)  # between tries: the first, doubled each time, and the longest
+PATIENCE_S = 60.0  # how long to retry while a server is starting or overloaded
+PAUSE_S = (0.1, 5.0)  # first pause between retries, doubled each time, and the maximum
 TOKEN_ENV = "TOPICS_TOKEN"
 FRAMES = "application/vnd.topics.frames"
 
 _BUSY = frozenset({429, 503})
-# A 429 of these does not go away by itself soon.
+# Limits that do not clear up soon, so that a retry does not help.
 _FINAL_LIMITS = frozenset({"snapshots", "disk_full", "txn_producers", "txn_max_bytes"})
 
 
 class Unreachable(Exception):
-    """No answer, however often it was asked."""
+    """No response, after all retries."""
 
 
 class Refused(Exception):
-    """An answer that is not a success."""
+    """The server responded with an error."""
 
     def __init__(self, status: int, code: str, message: str, detail: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class Answer(msgspec.Struct):
 
 
 class Server:
-    """One connection, which is opened again when it breaks. Not for several threads."""
+    """Client with one connection, which is reopened when it breaks. Not thread-safe."""
 
     def __init__(
         self,
@@ -63,15 +63,15 @@ class Server:
         answer_s: float = ANSWER_S,
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        """ValueError says what is wrong with the address. The key's variable may be absent: then no key is sent."""
-        refused = ValueError(f"{url!r} is no address of a server; one looks like http://127.0.0.1:4000")
+        """Raises ValueError for an invalid URL. If the variable `token_env` is not set, no key is sent."""
+        invalid = ValueError(f"{url!r} is not the URL of a server; a valid one is http://127.0.0.1:4000")
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
-        except ValueError:  # of a port that is none
-            raise refused from None
+        except ValueError:  # invalid port
+            raise invalid from None
         if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise refused
+            raise invalid
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
         self._https = parts.scheme == "https"
         self._host, self._port = parts.hostname, port
@@ -82,7 +82,7 @@ class Server:
             self._headers["Authorization"] = f"Bearer {token}"
         self.token_env = token_env
         self.patience_s, self._answer_s = patience_s, answer_s
-        self._on_wait = on_wait  # hears once that there is no answer yet
+        self._on_wait = on_wait  # called once when there is no response yet
         self._connection: http.client.HTTPConnection | None = None
 
     def get(self, path: str) -> Any:
@@ -92,22 +92,22 @@ class Server:
         return self.request("POST", path, body).json
 
     def topic(self, name: str, path: str = "") -> str:
-        """The path of a topic, and of what is below it."""
+        """The path of a topic, with an optional suffix."""
         return f"/v0/topics/{quote(name, safe='')}{path}"
 
     def topics(self) -> list[dict[str, Any]]:
-        """All topics that this key may see."""
-        found: list[dict[str, Any]] = []
+        """All topics that the key has access to."""
+        rows: list[dict[str, Any]] = []
         cursor = ""
         while True:
             page = self.get(f"/v0/topics?page_size=1000{cursor}")
-            found += page["topics"]
+            rows += page["topics"]
             if not page.get("next_cursor"):
-                return found
+                return rows
             cursor = f"&cursor={quote(page['next_cursor'], safe='')}"
 
     def request(self, method: str, path: str, body: Any = None, *, accept: str = "") -> Answer:
-        """The answer, if it is a success. Refused and Unreachable say why there is none."""
+        """Send a request with retries; return the successful response. Raises Refused or Unreachable."""
         content = None if body is None else msgspec.json.encode(body)
         headers = dict(self._headers)
         if content is not None:
@@ -127,9 +127,9 @@ class Server:
             except (OSError, http.client.HTTPException) as error:
                 self.close()
                 if time.monotonic() + wait_s > give_up:
-                    raise Unreachable(f"{self.url} does not answer: {_reason(error)}") from error
+                    raise Unreachable(f"{self.url} is unreachable: {_reason(error)}") from error
                 if self._on_wait is not None:
-                    self._on_wait(f"{self.url} does not answer ({_reason(error)}); still trying")
+                    self._on_wait(f"{self.url} is unreachable ({_reason(error)}); retrying")
                     self._on_wait = None
             else:
                 if 200 <= answer.status < 300:
@@ -137,8 +137,8 @@ class Server:
                 refused = self._refused(answer)
                 limit = str(refused.detail.get("limit", ""))
                 wait_s = max(wait_s, _retry_after_s(answer))
-                passes = answer.status in _BUSY and limit not in _FINAL_LIMITS
-                if not passes or time.monotonic() + wait_s > give_up:
+                is_temporary = answer.status in _BUSY and limit not in _FINAL_LIMITS
+                if not is_temporary or time.monotonic() + wait_s > give_up:
                     raise refused
             time.sleep(wait_s)
             pause_s = min(2 * pause_s, PAUSE_S[1])
@@ -163,12 +163,12 @@ class Server:
             code, message, detail = error["code"], error["message"], error.get("detail", {})
         except (msgspec.DecodeError, KeyError, TypeError):
             return Refused(
-                answer.status, "", f"{self.url} answers {answer.status}, and not like a topics server", {}
+                answer.status, "", f"{self.url} is not a topics server: it responded with {answer.status}", {}
             )
         if answer.status in {401, 403}:
-            message += f"; the key is taken from the environment variable {self.token_env}"
+            message += f"; the key is read from the environment variable {self.token_env}"
         if detail.get("limit") == "snapshots":
-            message += ". Each batch that Spark reads holds one for its pinTtl"
+            message += ". Each batch that Spark reads keeps a snapshot for its pinTtl"
         return Refused(answer.status, code, message, detail)
 
 
@@ -183,11 +183,11 @@ def _reason(error: Exception) -> str:
 
 
 def wanted_topics(server: Server, wanted: str) -> list[str]:
-    """The names of a list with commas and patterns. A plain name is not looked for: its own call tells whether it is there."""
+    """The topics of a comma-separated list of names and patterns. A single name is not looked up: later calls fail if it does not exist."""
     parts = split_names(wanted)
     if len(parts) == 1 and not is_pattern(parts[0]):
         return parts
     picked = pick_names(sorted(row["topic"] for row in server.topics()), parts)
     if isinstance(picked, str):
-        raise NoManifest(f"{server.url} has no topic {picked!r} that this key may see")
+        raise NoManifest(f"{server.url} has no topic {picked!r}, or the key has no access to it")
     return picked

@@ -1,56 +1,61 @@
-"""What a report says of one segment, in a form that adds up: two of them make one of both."""
+"""Additive statistics of records, from the indexes of cold segments and, for newer records, over HTTP."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from spark_pipeline.tasks.columns import Frames
-from spark_pipeline.tasks.reading import Slice
+from spark_pipeline.tasks.http_reading import Gap, HttpSlice, read_frames
+from spark_pipeline.tasks.reading import Slice, Wanted
 from spark_pipeline.tasks.segments import SegmentReader
+from topics.api.errors import TopicsError
 from topics.engine.storage.segments import ROW, Mask, Rows
 
 HOUR_MS = 3_600_000
-TAGS_MAX = 10_000  # counted tags of a segment or a sum of them: the most frequent
-SKETCH = 1024  # least hashes of tags that are kept: the number of all is known to 3 %
-SIZE_STEPS = 8  # classes of record sizes to a doubling
+TAGS_MAX = 10_000  # counted tags, the most frequent ones
+SKETCH = 1024  # smallest hashes of tags to keep, for an estimate of their number to 3 %
+SEGMENTS_MAX = 64  # per task; each has an index of a few MiB
+HTTP_RECORDS_MIN = 20_000  # smaller tasks do not pay off
+SIZE_STEPS = 8  # classes of record sizes per power of two
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Of live records, but where it says dead."""
+    """Statistics of live records, except where it says dead."""
 
     segments: int = 0
     rows: int = 0
     live: int = 0
-    dead: int = 0  # rows with bytes that nobody may read any more
+    dead: int = 0  # deleted records whose bytes are still in the file
     data_bytes: int = 0
     live_bytes: int = 0  # of frames
     dead_bytes: int = 0
     payload_bytes: int = 0
-    hours: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # hour since the epoch → records, payload bytes
+    # By hour since the epoch: records, payload bytes.
+    hours: dict[int, tuple[int, int]] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # class of payload size → records
     tags: Counter[str] = field(default_factory=Counter)
-    tag_hashes: list[int] = field(default_factory=list)  # the least ones, ascending
+    tag_hashes: list[int] = field(default_factory=list)  # the smallest ones, ascending
     untagged: int = 0
-    out_of_order: int = 0  # records that are older than the one before
-    gaps: int = 0  # runs of seqs without a live record between two that have one
+    out_of_order: int = 0  # records older than their predecessor
+    gaps: int = 0  # runs of seqs without live records, between live records
     ts_min: int = 0
     ts_max: int = 0
-    # Of the first and the last live record, 0 when there is none: what lies between two parts of a topic belongs to neither.
+    # Of the first and last live records, 0 if there are none; used to count gaps between parts of a topic.
     first_seq: int = 0
     last_seq: int = 0
     first_ts: int = 0
     last_ts: int = 0
 
-    def follow(self, other: Statistics) -> None:
-        """Add the next part of the same topic: what crosses their border counts once."""
+    def append(self, other: Statistics) -> None:
+        """Add the next part of the same topic, including a gap between the two."""
         if self.last_seq and other.first_seq:
             self.gaps += other.first_seq - self.last_seq > 1
             self.out_of_order += 0 < other.first_ts < self.last_ts
@@ -61,7 +66,7 @@ class Statistics:
         self.add(other)
 
     def add(self, other: Statistics) -> None:
-        """Of another topic, too."""
+        """Add the statistics of any other records."""
         for name in (
             "segments", "rows", "live", "dead", "data_bytes", "live_bytes", "dead_bytes", "payload_bytes",
             "untagged", "out_of_order", "gaps",
@@ -78,13 +83,13 @@ class Statistics:
         self.ts_min, self.ts_max = min(times, default=0), max(self.ts_max, other.ts_max)
 
     def tag_count(self) -> int:
-        """How many tags there are: exact up to SKETCH of them, then an estimate."""
+        """Number of tags: exact below SKETCH, then an estimate."""
         if len(self.tag_hashes) < SKETCH:
             return len(self.tag_hashes)
         return round((SKETCH - 1) / (self.tag_hashes[-1] / 2**64))
 
     def size_percentile(self, share: float) -> int:
-        """A payload size, to about 9 %, that this share of the records does not exceed."""
+        """The payload size that this share of the records does not exceed, to about 9 %."""
         wanted = share * sum(self.sizes.values())
         reached = 0
         for kind in sorted(self.sizes):
@@ -100,7 +105,7 @@ def size_of_class(kind: int) -> int:
 
 
 def statistics_of(part: Slice) -> Statistics:
-    """Index and names of a segment say all of this: its records are not read. `part` is a whole segment."""
+    """Statistics of a whole segment, from its index and names; records are not read."""
     reader = SegmentReader(part.folder, part.segment, part.topic_id)
     rows, tags = reader.index(), reader.names()[0]
     present: Mask = rows["length"] > 0
@@ -128,7 +133,7 @@ def statistics_of(part: Slice) -> Statistics:
 
 
 def statistics_of_frames(frames: Frames) -> Statistics:
-    """The same of records that came over HTTP. Of what is not there any more nothing is known but the gaps that it leaves."""
+    """Statistics of records read over HTTP. Deleted records show only as gaps."""
     headers = frames.headers
     lengths = int((headers["length"].astype(np.int64) + 4).sum())
     sizes = frames.sizes()
@@ -167,11 +172,11 @@ def _count_times(found: Statistics, kept: Rows) -> None:
 
 
 def _count_sizes(found: Statistics, sizes: npt.NDArray[np.uint32]) -> None:
-    # The class is the least one whose largest size is no less.
+    # The smallest class whose upper bound is at least the size.
     kinds = np.where(sizes > 0, np.ceil(SIZE_STEPS * np.log2(np.maximum(sizes, 1)) - 1e-9), 0).astype(
         np.int64
     )
-    # A size of one byte would share the class of empty ones.
+    # Otherwise a size of one byte would be in the class of empty records.
     kinds[sizes == 1] = 1
     used, counts = np.unique(kinds, return_counts=True)
     found.sizes = dict(zip(used.tolist(), counts.tolist()))
@@ -184,3 +189,74 @@ def _count_tags(found: Statistics, ids: npt.NDArray[np.uint32], names: list[byte
     found.tag_hashes = sorted(xxhash.xxh3_64_intdigest(names[i - 1]) for i in used)[:SKETCH]
     most = sorted(used, key=lambda i: -counts[i])[:TAGS_MAX]
     found.tags = Counter({names[i - 1].decode("utf-8", "replace"): int(counts[i]) for i in most})
+
+
+# ── Counting a topic ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class CountTask:
+    topic: str
+    parts: tuple[Slice | HttpSlice, ...]
+
+
+@dataclass(slots=True)
+class TopicStatistics:
+    """Statistics of parts of a topic."""
+
+    topic: str
+    cold: Statistics = field(default_factory=Statistics)
+    hot: Statistics = field(default_factory=Statistics)
+    lost: list[Gap] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(
+        default_factory=list
+    )  # segment and error, of parts that could not be counted
+
+    def append(self, other: TopicStatistics) -> None:
+        """Add the parts that follow."""
+        self.cold.append(other.cold)
+        self.hot.append(other.hot)
+        self.lost += [gap for gap in other.lost if gap not in self.lost]
+        self.failed += other.failed
+
+
+def tasks_of(topic: str, slices: Sequence[Slice], http: Sequence[HttpSlice], workers: int) -> list[CountTask]:
+    """Several tasks per worker, so that a slow one does not delay the job."""
+    step = max(min(-(-len(slices) // (workers * 2)), SEGMENTS_MAX), 1)
+    found = [CountTask(topic, tuple(slices[first : first + step])) for first in range(0, len(slices), step)]
+    return found + [CountTask(topic, (part,)) for part in http]
+
+
+def split_http(whole: HttpSlice, workers: int) -> list[HttpSlice]:
+    span = whole.end_seq - whole.start_seq
+    if span <= 0:
+        return []
+    count = max(min(workers * 4, span // HTTP_RECORDS_MIN), 1)
+    edges = [whole.start_seq + span * i // count for i in range(count + 1)]
+    return [
+        HttpSlice(whole.url, whole.token_env, whole.topic, first, stop) for first, stop in pairwise(edges)
+    ]
+
+
+def count(task: CountTask) -> TopicStatistics:
+    found = TopicStatistics(task.topic)
+    for part in task.parts:
+        if isinstance(part, HttpSlice):
+            found.hot.append(_count_http(part, found.lost))
+            continue
+        try:
+            found.cold.append(statistics_of(part))
+        except (TopicsError, OSError) as error:
+            # Reported and skipped. Not counted as a gap, since its records are not known.
+            found.failed.append((part.segment.name, str(error)))
+            found.cold.append(
+                Statistics(first_seq=part.segment.first_seq, last_seq=part.segment.next_seq - 1)
+            )
+    return found
+
+
+def _count_http(part: HttpSlice, lost: list[Gap]) -> Statistics:
+    total = Statistics(rows=part.end_seq - part.start_seq)
+    for frames in read_frames(part, Wanted(), lost):
+        total.append(statistics_of_frames(frames))
+    return total

@@ -50,7 +50,7 @@ def merge_and_kill(mark: str, jvm: int, task: Any) -> Any:
 def drive(url: str, cold: str, events: str, mark: str) -> None:
     """Of the driver's process: a scrub, a merge with a kill in it, and one that ends in a kill."""
     from spark_pipeline.cli.__main__ import main
-    from spark_pipeline.cli.arguments import lending
+    from spark_pipeline.cli.arguments import use_engine
     from spark_pipeline.jobs.engines import SparkEngine
     from spark_pipeline.jobs.progress import Progress
     from spark_pipeline.jobs.scrubbing import scrub
@@ -79,7 +79,7 @@ def drive(url: str, cold: str, events: str, mark: str) -> None:
     assert not scrub(find_topics(cold, TOPIC), SparkEngine(spark), Progress(sys.stderr, as_json=True)).damage
     engine = Deadly(spark)
     command = ["compact", "--url", url, "--min-segments", "2", "--lease-ms", "3600000", "--json"]
-    with lending(engine):
+    with use_engine(engine):
         assert main([*command, "--target-bytes", "1100000", TOPIC]) == 0
         sys.stdout.flush()
         engine.jvm = spark.sparkContext._gateway.proc.pid
@@ -107,7 +107,7 @@ def test_executors_and_a_driver_that_are_killed(server: Server, tmp_path: Path) 
     )
     code, out, said = driver.end()
     assert code == 3, said
-    assert "run it again, and it goes on from here" in said
+    assert "run it again to resume" in said
     for topic, records in before.items():
         assert read(server, topic) == records
     check_executors(events_of(events), json.loads(out)[0])

@@ -21,7 +21,7 @@ import pytest
 
 from spark_pipeline.cli import arguments
 from spark_pipeline.cli.__main__ import main
-from spark_pipeline.cli.arguments import lending
+from spark_pipeline.cli.arguments import use_engine
 from spark_pipeline.jobs.consolidate import Consolidation, JobFailed, Outcome, Parameters
 from spark_pipeline.jobs.engines import Engine, LocalEngine, Running, SparkEngine
 from spark_pipeline.jobs.progress import Progress
@@ -135,7 +135,7 @@ class Mortal(Between):
 
 def test_an_engine_that_dies_under_the_job(server: Server, local: LocalEngine) -> None:
     before, count = seqs_of(server, "m17"), segments_of(server, "m17")
-    with pytest.raises(JobFailed, match="the JVM is gone; run it again, and it goes on from here"):
+    with pytest.raises(JobFailed, match="the JVM is gone; run it again to resume"):
         job(server, "m17", Mortal(local)).run()
     assert segments_of(server, "m17") == count
     outcome = unless_leased(lambda: job(server, "m17", local).run())
@@ -334,11 +334,11 @@ def test_what_passes_by_itself_is_for_later(server: Server, capsys: pytest.Captu
     assert main(["plan", "m9", "m10", "--url", url_of(server), "--json"]) == 4
     told = capsys.readouterr()
     assert list(json.loads(told.out)) == ["m10"]
-    assert "m9: somebody else is at work" in told.err
+    assert "m9: another client holds the lease" in told.err
     server.post(f"{path}/consolidation/{plan['plan_id']}/abandon", {"lease": plan["lease"]})
     pins = [server.post(f"{path}/snapshots", {"ttl_ms": 600_000}).json["snapshot_id"] for _ in range(16)]
     assert main(["scrub", "m9", "--url", url_of(server), "--engine", "local", "--workers", "1"]) == 4
-    assert "Each batch that Spark reads holds one for its pinTtl" in capsys.readouterr().err
+    assert "Each batch that Spark reads keeps a snapshot for its pinTtl" in capsys.readouterr().err
     for pin in pins:
         assert server.delete(f"{path}/snapshots/{pin}").status == 200
 
@@ -364,18 +364,18 @@ def test_what_is_wrong_is_one_line(
     assert "TOPICS_COLD_DIR" in capsys.readouterr().err
     assert main(["bogus"]) == 2
     assert main(["compact", " ", "--url", url_of(server), *local]) == 3
-    assert "the name of a topic is empty; '>' is every topic" in capsys.readouterr().err
+    assert "the name of a topic is empty; '>' matches every topic" in capsys.readouterr().err
     assert main(["scrub", "--url", "http://127.0.0.1:99999", *local]) == 3
-    assert "'http://127.0.0.1:99999' is no address of a server" in capsys.readouterr().err
+    assert "'http://127.0.0.1:99999' is not the URL of a server" in capsys.readouterr().err
     for command in ("plan", "compact", "purge", "scrub", "export", "report"):
         out = ["--out", str(tmp_path)] if command in ("export", "report") else []
         engine = [] if command == "plan" else local
         assert main([command, "m*", "--url", url_of(server), *out, *engine]) == 3
-        assert "a wildcard is a whole token. Write 'orders.*' for one more" in capsys.readouterr().err
+        assert "a wildcard must be a whole token. Write 'orders.*' for one more" in capsys.readouterr().err
     for wrong in (["--min-garbage", "2"], ["--max-groups", "0"], ["--workers", "-3"]):
         with pytest.raises(SystemExit):
             main(["compact", "m1", *wrong])
-        assert f"argument {wrong[0]}: '{wrong[1]}' is no " in capsys.readouterr().err
+        assert f"argument {wrong[0]}: '{wrong[1]}' is not " in capsys.readouterr().err
 
 
 def test_a_topic_that_goes_meanwhile_does_not_end_the_job_of_others(
@@ -385,7 +385,7 @@ def test_a_topic_that_goes_meanwhile_does_not_end_the_job_of_others(
 
     def told(asks: str, *words: str) -> Any:
         server.write("a.going", 1)
-        with watching(url_of(server)) as proxy, lending(local):
+        with watching(url_of(server)) as proxy, use_engine(local):
             proxy.at(asks, "before", lambda _: server.delete("/v0/topics/a.going"))
             assert main([*words, "--url", proxy.url, "--json", "--", "a.going", "m19"]) == 0
             assert proxy.sprung.is_set()

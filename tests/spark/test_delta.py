@@ -19,7 +19,7 @@ from spark_pipeline.jobs.engines import SparkEngine
 from spark_pipeline.jobs.exporting import Exported, Job, export
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.lake import delta, table
-from spark_pipeline.lake.forms import folder_of, freshness_of
+from spark_pipeline.lake.formats import folder_of, freshness_of
 from spark_pipeline.lake.table import LakeUnavailable
 from spark_pipeline.tasks.manifest import find_topics
 from tests.spark.test_export import DAY_MS, Here, files
@@ -67,7 +67,7 @@ def test_a_table_has_every_live_record(tier: ColdTier, tmp_path: Path) -> None:
         assert row["date"] == row["ts"].date()
         assert row["data"] == tier.live[row["seq"]].data
     [fresh] = freshness_of(str(out), NAME)
-    assert (fresh.form, fresh.next_seq, fresh.rows, fresh.files) == ("delta", 81, 77, found.files)
+    assert (fresh.format, fresh.next_seq, fresh.rows, fresh.files) == ("delta", 81, 77, found.files)
     assert fresh.at_ms > 0
     # Engines leave out files by what the log says of them.
     kept = deltalake.DeltaTable(folder(out)).to_pyarrow_dataset().to_table(filter=pc.field("seq") == 60)
@@ -167,10 +167,10 @@ def test_what_is_in_the_way_is_told(tier: ColdTier, tmp_path: Path, monkeypatch:
     again = ColdTier(tmp_path / "again", topic=NAME, topic_id=0x401)
     again.add(some_records(100))
     again.publish()
-    assert "made anew: move that folder away" in left(again, out)
+    assert "created again: move the directory away" in left(again, out)
     newest = max((folder(out) / "_delta_log").glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:-20])
-    assert "If the newest file of _delta_log is cut off" in left(tier, out)
+    assert "If the newest file of _delta_log is truncated" in left(tier, out)
     newest.unlink()
     run(tier, out)
     assert seqs(out) == sorted(tier.live)

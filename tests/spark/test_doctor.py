@@ -30,10 +30,10 @@ def test_all_is_well(
     checks = checks_of(capsys)
     assert list(checks) == ["java", "packages", "spark", "job", "files", "server"]
     assert {check["state"] for check in checks.values()} == {"ok"}
-    assert "Merges may be asked for" in checks["server"]["said"]
+    assert "merging is allowed" in checks["server"]["said"]
     assert main([*arguments, "--no-spark"]) == 0
     told = capsys.readouterr().out
-    assert told.endswith("all is well\n")
+    assert told.endswith("all checks passed\n")
 
 
 class Kept:

@@ -198,7 +198,7 @@ def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
     again.publish()
     [left] = run(again, out).left
     assert left.state == "failed"
-    assert "made anew: move that folder away" in left.message
+    assert "created again: move the directory away" in left.message
 
 
 def test_what_is_wrong_with_one_topic_is_not_the_others_business(
@@ -233,7 +233,7 @@ def test_what_is_wrong_with_one_topic_is_not_the_others_business(
         "damaged": "damaged",
     }
     assert "topics-spark export: damaged: " in told.err
-    assert "--skip-damaged leaves it out" in told.err
+    assert "or skip it permanently with --skip-damaged" in told.err
     # What was only in the way for a moment is no damage.
     with table.locked(out / "topic=busy", "busy"):
         assert main([*command, "--cold-dir", str(cold), "--", "busy", "sound"]) == 4
@@ -274,7 +274,7 @@ def test_the_command(
     path.write_bytes(content)
     command[command.index(str(out))] = str(tmp_path / "other")
     assert main([*command, "--workers", "1"]) == 1
-    assert "--skip-damaged leaves it out" in capsys.readouterr().err
+    assert "or skip it permanently with --skip-damaged" in capsys.readouterr().err
 
 
 def test_with_a_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

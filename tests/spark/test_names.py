@@ -32,7 +32,9 @@ def test_names_and_patterns(wanted: str, picked: list[str] | str) -> None:
 
 @pytest.mark.parametrize("wanted", ["ord*", "orders*", "orders.e?", "orders.[eu]s", "*orders", "orders.eu>"])
 def test_patterns_of_file_names_are_refused(wanted: str) -> None:
-    with pytest.raises(ValueError, match=r"a wildcard is a whole token. Write 'orders\.\*' .* 'orders\.>'"):
+    with pytest.raises(
+        ValueError, match=r"a wildcard must be a whole token. Write 'orders\.\*' .* 'orders\.>'"
+    ):
         split_names(f"bills,{wanted}")
 
 

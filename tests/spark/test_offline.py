@@ -62,4 +62,4 @@ def test_a_merge_without_a_server(
     assert main(["compact", "t", *here]) == 4
     assert "give its --url instead of --offline" in capsys.readouterr().err
     assert main(["compact", "t", "--offline", str(tmp_path), "--cold-dir", cold]) == 3
-    assert "is no data directory" in capsys.readouterr().err
+    assert "is not a server's data directory" in capsys.readouterr().err

@@ -24,11 +24,10 @@ from spark_pipeline.report.model import Report, TopicReport
 from spark_pipeline.report.page import page
 from spark_pipeline.schedule.state import JobState, Run, State, StateFile
 from spark_pipeline.tasks import server as http
-from spark_pipeline.tasks.figures import Figures, count, split_http, tasks_of
 from spark_pipeline.tasks.http_reading import Gap, HttpSlice
 from spark_pipeline.tasks.manifest import find_topics
 from spark_pipeline.tasks.reading import Range, slices_of
-from spark_pipeline.tasks.statistics import HOUR_MS, Statistics
+from spark_pipeline.tasks.statistics import HOUR_MS, Statistics, TopicStatistics, count, split_http, tasks_of
 from tests.spark.conftest import url_of
 from tests.support import browser
 from tests.support.cold_tier import ColdTier, some_records
@@ -98,7 +97,7 @@ def test_figures_are_what_a_client_counts(changed: Server, engine: LocalEngine) 
     main_topic, jobs = report.topics
     check(changed, main_topic)
     check(changed, jobs)
-    assert (main_topic.figures.cold.live, main_topic.figures.hot.live) == (68, 10)
+    assert (main_topic.statistics.cold.live, main_topic.statistics.hot.live) == (68, 10)
     assert main_topic.gaps in {6, 7}, "the first one is none where the earliest seq has moved behind it"
     assert [one["lag_records"] for one in main_topic.consumers] == [78]
     assert jobs.queue == {"ready": 4, "in_flight": 0, "dead_lettered": 0}
@@ -136,9 +135,9 @@ def test_a_damaged_segment_is_told_and_the_others_count(tmp_path: Path) -> None:
     content[100] ^= 1
     path.write_bytes(content)
     [topic] = find_topics(str(tier.root), tier.topic)
-    found = Figures(topic.name)
+    found = TopicStatistics(topic.name)
     for task in tasks_of(topic.name, slices_of(topic, Range()), [], 1):
-        found.follow(count(task))
+        found.append(count(task))
     assert found.cold.live == 70
     [(segment, why)] = found.failed
     assert segment == tier.segments[1].name
@@ -229,14 +228,14 @@ def test_exports_scrubs_and_what_has_changed(
     (lake / "topic=m15" / "_manifest.json").write_text("{")
     capsys.readouterr()
     assert main(["report", "--out", str(out), "--lake", str(lake), *here, "--", "m15"]) == 1
-    assert "take it from a backup" in capsys.readouterr().err
+    assert "restore it from a backup" in capsys.readouterr().err
     path.write_bytes(bytes(content[:200]) + bytes([content[200] ^ 1]) + bytes(content[201:]))
 
 
 def a_report(topics: int) -> Report:
     found = []
     for number in range(topics):
-        figures = Figures(f"topic-{number}")
+        figures = TopicStatistics(f"topic-{number}")
         figures.hot = Statistics(
             rows=10,
             live=10,

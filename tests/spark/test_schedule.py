@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 from spark_pipeline.cli.__main__ import main
-from spark_pipeline.cli.arguments import lending
+from spark_pipeline.cli.arguments import use_engine
 from spark_pipeline.jobs.consolidate import Consolidation, Parameters
 from spark_pipeline.jobs.engines import LocalEngine
 from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.schedule.config import BadSchedule, Job, load
 from spark_pipeline.schedule.metrics import Metrics
-from spark_pipeline.schedule.runner import EngineGone, Result, Scheduler
+from spark_pipeline.schedule.scheduler import EngineGone, Result, Scheduler
 from spark_pipeline.schedule.state import JobState, State, StateFile
-from spark_pipeline.schedule.timing import BadCron, Cron, look
+from spark_pipeline.schedule.timing import BadCron, Cron, check_due
 from spark_pipeline.tasks import server as http
 from tests.spark.conftest import segments_of, seqs_of, url_of
 from tests.support.server import ROOT, Server, until
@@ -119,7 +119,7 @@ def test_times_that_never_come_are_refused(text: Any) -> None:
 
 def test_what_is_done_at_a_moment() -> None:
     cron, handled = Cron("0 * * * *"), at("2026-11-17T02:00")
-    look_at = lambda now: look(cron, handled_s=handled, window_s=600, now_s=at(now))  # noqa: E731
+    look_at = lambda now: check_due(cron, handled_s=handled, window_s=600, now_s=at(now))  # noqa: E731
     assert look_at("2026-11-17T02:59").verdict == "wait"
     assert look_at("2026-11-17T02:59").due_s == at("2026-11-17T03:00")
     assert (look_at("2026-11-17T03:00").verdict, look_at("2026-11-17T03:10").verdict) == ("run", "run")
@@ -275,19 +275,19 @@ def test_metrics_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("job", "said"),
     [
-        ('name="A b"\nrun="scrub"\ncron="0 * * * *"', "is no name"),
-        ('name="a"\nrun="dance"\ncron="0 * * * *"', "none of compact"),
+        ('name="A b"\nrun="scrub"\ncron="0 * * * *"', "write a name like"),
+        ('name="a"\nrun="dance"\ncron="0 * * * *"', "not one of compact"),
         ('name="a"\nrun="scrub"\ncron="0 * * *"', "five fields"),
-        ('name="a"\nrun="scrub"\ncron="0 * * * *"\nwindow="soon"', "no duration"),
+        ('name="a"\nrun="scrub"\ncron="0 * * * *"\nwindow="soon"', "is not a duration"),
         ('name="a"\nrun="compact"\ncron="0 * * * *"\ntarget_bites="1g"', "no parameter 'target_bites'"),
-        ('name="a"\nrun="compact"\ncron="0 * * * *"\nmin_garbage=7', "is no share"),
+        ('name="a"\nrun="compact"\ncron="0 * * * *"\nmin_garbage=7', "is not a number between 0 and 1"),
         ('name="a"\nrun="report"\ncron="0 * * * *"', "needs 'out'"),
         ('name="a"\nrun="scrub"\ntopics="*"\ncron="0 * * * *"', "a list of names"),
-        ('name="a"\nrun="scrub"\ntopics=["ord*"]\ncron="0 * * * *"', "a wildcard is a whole token"),
+        ('name="a"\nrun="scrub"\ntopics=["ord*"]\ncron="0 * * * *"', "a wildcard must be a whole token"),
         ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nformt="delta"', "no parameter 'formt'"),
-        ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nformat="orc"', "none of parquet, delta"),
+        ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nformat="orc"', "not one of parquet, delta"),
         ('name="a"\nrun="export"\ncron="0 * * * *"\nout="/lake"\nskip_damaged="yes"', "not true or false"),
-        ('name="a"\nrun="report"\ncron="0 * * * *"\nout="/r"\nlake=["/a"]', "not one text or number"),
+        ('name="a"\nrun="report"\ncron="0 * * * *"\nout="/r"\nlake=["/a"]', "not a string or a number"),
     ],
 )
 def test_mistakes_in_the_file_are_told_at_once(tmp_path: Path, job: str, said: str) -> None:
@@ -318,7 +318,7 @@ def test_commands_of_jobs_are_those_that_the_command_takes(tmp_path: Path, head:
     )
     schedule = load(path)
     # An engine of ours: they would end the session that all tests share, and be idle for ever.
-    with lending(LocalEngine(1)):
+    with use_engine(LocalEngine(1)):
         for job in schedule.jobs:
             assert main(schedule.command_of(job)) == 3, job.name
 
@@ -369,7 +369,7 @@ class Process:
 WAITING = """
 import os
 import signal
-from spark_pipeline.schedule.runner import SystemClock
+from spark_pipeline.schedule.scheduler import SystemClock
 
 clock = SystemClock()
 signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"heard\\n"))  # print may be cut in two by it
@@ -434,7 +434,7 @@ def test_jobs_run_and_the_process_stops_when_told(server: Server, tmp_path: Path
             assert 'topics_spark_job_runs_total{job="report",result="done"}' in answer.read().decode()
         again = subprocess.run(running.arguments, cwd=ROOT, capture_output=True, text=True, check=False)
         assert again.returncode == 3
-        assert "another schedule has" in again.stderr
+        assert "is in use by another schedule" in again.stderr
         assert running.terminate() == 0
     finally:
         running.process.kill()

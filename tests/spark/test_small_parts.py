@@ -17,8 +17,8 @@ from spark_pipeline.jobs.progress import Progress
 from spark_pipeline.source.batch import narrowed
 from spark_pipeline.source.options import BadOption, parse
 from spark_pipeline.source.stream import TopicsStreamReader
-from spark_pipeline.tasks.ahead import read_ahead
 from spark_pipeline.tasks.columns import COLUMNS
+from spark_pipeline.tasks.read_ahead import read_ahead
 from spark_pipeline.tasks.reading import SEQ_MAX, Range
 from tests.support.server import until
 
@@ -68,7 +68,7 @@ def test_what_no_option_can_be(option: str, value: str) -> None:
 def test_a_stream_without_a_server_is_told_when_it_begins() -> None:
     """What is raised before that, Spark hides behind a fault of its own."""
     reader = TopicsStreamReader(parse(GIVEN), ["seq"])
-    with pytest.raises(BadOption, match="give its address as url"):
+    with pytest.raises(BadOption, match="give the option url"):
         reader.initialOffset()
 
 

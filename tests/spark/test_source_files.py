@@ -171,7 +171,7 @@ def test_damage_fails_or_is_left_out_and_told(spark: Any, tmp_path: Path) -> Non
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     path.write_bytes(content)
-    with pytest.raises(Exception, match="does not agree with its digest"):
+    with pytest.raises(Exception, match="digest of a block does not match"):
         read(spark, tier).collect()
     report = tmp_path / "report"
     frame = read(spark, tier, onCorrupt="skip", report=str(report), columns="seq,data")
@@ -198,14 +198,14 @@ def test_losses_are_told_and_fail_when_asked_to(spark: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"topic": ""}, "which topic to read"),
-        ({"path": ""}, "path .the server's cold directory. and url"),
+        ({"topic": ""}, "give the option topic"),
+        ({"path": ""}, "path .the server's cold directory. or url"),
         ({"startSeqs": "1"}, "did you mean startSeq"),
-        ({"startSeq": "x"}, "startSeq is a number"),
+        ({"startSeq": "x"}, "startSeq must be a number"),
         ({"columns": "seq,nope"}, "no column 'nope'"),
-        ({"verify": "most"}, "verify is one of block, none, record"),
+        ({"verify": "most"}, "verify must be one of block, none, record"),
         ({"topic": "nobody"}, "no topic 'nobody'"),
-        ({"topic": "ord*"}, "a wildcard is a whole token"),
+        ({"topic": "ord*"}, "a wildcard must be a whole token"),
         ({"path": "/nowhere"}, "TOPICS_COLD_DIR"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from spark_pipeline.cli.__main__ import main
-from spark_pipeline.cli.arguments import lending
+from spark_pipeline.cli.arguments import use_engine
 from spark_pipeline.jobs.engines import SparkEngine
 from spark_pipeline.schedule.config import load
 from tests.spark.conftest import COUNT, started_anew
@@ -59,7 +59,7 @@ def test_the_jobs_of_the_example_run(
     monkeypatch.setenv("TOPICS_URL", f"http://{server.host}:{server.port}")
     monkeypatch.chdir(tmp_path)
     schedule = load(ROOT / "deploy" / "examples" / "spark-report" / "schedule.toml")
-    with lending(SparkEngine(spark)):
+    with use_engine(SparkEngine(spark)):
         for job in schedule.jobs:
             assert main(["orders" if word == ">" else word for word in schedule.command_of(job)]) == 0
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == [

@@ -93,7 +93,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("setup")
     commands.add_parser("shop").add_argument("count", type=int, nargs="?", default=12)
-    commands.add_parser("ship").add_argument("--drain", action="store_true", help="exit when the queue is empty")
+    commands.add_parser("ship").add_argument(
+        "--drain", action="store_true", help="exit when the queue is empty"
+    )
     commands.add_parser("dead")
     commands.add_parser("retry").add_argument("address")
     arguments = parser.parse_args()
