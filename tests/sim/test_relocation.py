@@ -455,6 +455,30 @@ def test_appends_end_before_the_disk_is_full() -> None:
     h.append("t", b'"3"')
 
 
+@fault(
+    "disk",
+    "free space falls below the configured minimum, and only log files that an older snapshot needs could be removed",
+    "checkpoints remove them without any further change, and writes resume by themselves",
+)
+def test_low_space_ends_by_itself() -> None:
+    h = Harness(msgspec.structs.replace(SMALL, min_free_bytes=1000))
+    h.put("t", FSYNC)
+    for _ in range(20):
+        h.append("t", b'"%s"' % (b"x" * 400))
+    h.checkpoint()
+    files = len(h.engine.wal.files)
+    assert files > 2, "the log is long"
+    h.disk.spare_bytes = 999
+    for _ in range(4):
+        h.clock.advance(5001)
+        h.refused(append("t", b'"more"'), Throttled)
+        h.rest()
+    assert len(h.engine.wal.files) < files
+    h.disk.spare_bytes = 1000
+    h.clock.advance(1001)
+    h.append("t", b'"more"')
+
+
 def test_usage_tells_what_lies_where() -> None:
     h = relocated()
     usage = h.engine.checkpointer.usage.totals

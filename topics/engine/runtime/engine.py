@@ -209,6 +209,13 @@ class Engine(Background):
     ) -> None:
         self._jobs.append(Job(kind, work, done, held_ms=held_ms))
 
+    def _would_relieve_low_space(self) -> bool:
+        """Whether appends are refused for lack of space and a checkpoint may free some. It may take two: the log files that
+        the older snapshot needs go with the second, and no change requests that one.
+        """
+        may_free = bool(self.shard.touched) or self.checkpointer.would_free_space()
+        return self.shard.low_space and self._full_retry_ms is None and may_free
+
     def _check_checkpoint_due(self) -> None:
         """Request a checkpoint if one is due: periodically, or at once if the log is long.
 
@@ -219,7 +226,7 @@ class Engine(Background):
         is_due = is_long and self._full_retry_ms is None
         if self.clock.mono_ms >= self._checkpoint_check_ms:
             self._checkpoint_check_ms = self.clock.mono_ms + CHECKPOINT_CHECK_MS
-            is_due = is_due or self.checkpointer.is_due(self.clock.mono_ms)
+            is_due = is_due or self.checkpointer.is_due(self.clock.mono_ms) or self._would_relieve_low_space()
         if is_due and not is_running:
             self._checkpoint_wanted = True
 
