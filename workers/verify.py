@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from topics.api.config import EngineConfig
-from topics.api.errors import TopicsError
+from topics.api.errors import TopicsError, UnsupportedFormat
 from topics.cli import commands
 from topics.cli.errors import CommandError
 from topics.cli.options import cold_dir_option, complete_directory, non_empty
@@ -28,7 +28,14 @@ from topics.engine.core.topic_ids import ID_STEP
 from topics.engine.storage.files import TEMP_SUFFIX
 from topics.engine.storage.layout import LAYOUT_NAME, Layout, encode_layout, generation_of, stale_layouts
 from topics.engine.storage.tiered import TieredDisk
-from topics.engine.tools.repair import QUARANTINE, CannotRepair, Repaired, finish_repairs, repair_shard
+from topics.engine.tools.repair import (
+    QUARANTINE,
+    CannotRepair,
+    Repaired,
+    UnsupportedFiles,
+    finish_repairs,
+    repair_shard,
+)
 from topics.engine.tools.verify import Finding, verify_shard
 from topics.system.stdio import ignore_broken_pipe
 from workers.process.data_directory import PRIVATE_UMASK, DataDirectory, read_layout, write_atomically
@@ -232,7 +239,7 @@ def _layout(state: _Run) -> Layout:
     try:
         return read_layout(path)
     except Refusal as error:
-        if "has format" in str(error):
+        if isinstance(error.__cause__, UnsupportedFormat):
             raise
         problem = str(error) if path.exists() else "is missing"
     state.findings.append(Finding("damage", LAYOUT_NAME, 0, problem))
@@ -296,9 +303,9 @@ def _check_shard(state: _Run, hot: PosixDisk, shard: int, layout: Layout, cold: 
             state.done.append(done)
         else:
             found = left = progress.follow(verify_shard(disk, SystemClock(), config, shards, cold))
+    except UnsupportedFiles as error:
+        raise CannotVerify(str(error)) from error
     except CannotRepair as error:
-        if "which this version cannot read" in str(error) or "--cold-dir" in str(error):
-            raise CannotVerify(str(error)) from error
         state.problem = str(error)
         return
     except (TopicsError, OSError) as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xxhash import xxh3_64_digest
 
 from tests.support.faults import fault
 from tests.support.in_process import Done, call
@@ -248,6 +249,23 @@ def test_a_later_layout_is_refused(stopped: Server) -> None:
         done = run(stopped.data_dir, *arguments)
         assert done.returncode == 3
         assert "format 3" in done.stderr
+    assert files(stopped) == before
+
+
+@fault(
+    "verify", "a snapshot of a later version", "exit code 3 with and without --repair, and nothing is changed"
+)
+@pytest.mark.parametrize("arguments", [[], ["--repair"]], ids=["check", "repair"])
+def test_a_later_version_is_refused(stopped: Server, arguments: list[str]) -> None:
+    path = max(stopped.data_dir.rglob("snap-*"))
+    data = bytearray(path.read_bytes())
+    data[8:12] = (99).to_bytes(4, "little")
+    data[-8:] = xxh3_64_digest(bytes(data[:-8]))[::-1]
+    path.write_bytes(data)
+    before = files(stopped)
+    done = run(stopped.data_dir, *arguments)
+    assert done.returncode == verify.CANNOT, done
+    assert "has format version 99" in done.stderr
     assert files(stopped) == before
 
 

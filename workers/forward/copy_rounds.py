@@ -12,9 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-ROUND_US_PER_DEST = (
-    200  # a batch takes about 50 µs on both ends, so small batches use at most a quarter of a core
-)
+ROUND_US_PER_DEST = 200  # a batch takes 50 µs on both ends, so small batches use a quarter of a core at most
 DESTS_MIN = 32  # with fewer, the interval would be too short to matter
 GATHERED_MIN = 64
 

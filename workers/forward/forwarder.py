@@ -52,9 +52,7 @@ BATCH_RECORDS = 1024
 BATCH_BYTES = 1 * MIB
 BATCHES_MAX = 128
 BYTES_MAX = 16 * MIB
-BATCH_COST = (
-    16 * KIB
-)  # of a batch besides its bytes, for the scheduler: about 50 µs for both ends on one core
+BATCH_COST = 16 * KIB  # of a batch besides its bytes, for the scheduler: 50 µs for both ends on one core
 READS_KEPT = 16  # each up to BATCH_BYTES
 ANNOUNCED_MAX = 64  # dropped topics announced to dests per tick
 PAUSE_MS_MIN, PAUSE_MS_MAX = 50, 1_000

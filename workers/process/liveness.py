@@ -20,7 +20,7 @@ class Backoff:
         self._next_s = RESTART_DELAY_MIN_S
 
     def delay_after(self, worked_s: float) -> float:
-        """The delay after the exit of a child that worked for `worked_s`: 0 if it never became ready."""
+        """The delay before the next restart. `worked_s`: how long the child was ready; 0 if it never was."""
         if worked_s >= HEALTHY_S:
             self.failures = 0
             self._next_s = RESTART_DELAY_MIN_S

@@ -207,11 +207,11 @@ class Caps:
         if not self._escrow.granted(grant):
             return
         self._apply_grants()
-        self._final = self._on_final_grant() if grant.final else {}
+        self._final = self._final_retries() if grant.final else {}
         self._requested_for = None
         self._retry_all()
 
-    def _on_final_grant(self) -> dict[int, Any]:
+    def _final_retries(self) -> dict[int, Any]:
         """The writes to refuse if they do not fit now: the first parked one, and all that need no less."""
         if not self._parked or self._parked[0].token is not self._requested_for:
             return {}  # the write that requested it has expired meanwhile

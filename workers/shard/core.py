@@ -46,9 +46,8 @@ from workers.watch.service import JOB_KIND, WatchService
 
 logger = logging.getLogger("topics.shard")
 
-Token = tuple[
-    bytes, wire.Request, Any, "Turn", cmd.Command
-]  # peer, request, options of its reply, turn, command
+# Peer, request, options of its reply, turn, command.
+Token = tuple[bytes, wire.Request, Any, "Turn", cmd.Command]
 MS = 1000.0  # microseconds
 
 CLAIM_US_MAX = 32_000_000  # longer than any claim waits, for jobs and then for dead letters
@@ -208,7 +207,7 @@ class ShardCore:
         """The shard has recovered."""
         for topic, *consumers in self.engine.report.overlaps:
             fields = {"topic": topic, "consumers": consumers}
-            logger.warning("two consumers of a work queue get the same records", extra={"fields": fields})
+            logger.warning("consumers of a work queue have overlapping filters", extra={"fields": fields})
         self.caps.start()
         self.watch.load()
         if self.rules is not None:

@@ -352,9 +352,9 @@ class ShardLoop:
         self._state = disk_full, read_only
         if disk_full != was_full:
             text = (
-                "the disk is full: appends are refused until there is space"
+                "the disk is full: writes are refused until space is freed"
                 if disk_full
-                else "there is space again"
+                else "the disk has space again: writes are accepted"
             )
             logger.warning(text)
         if read_only != was_read_only:

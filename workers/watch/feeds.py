@@ -107,7 +107,9 @@ class Feeds:
     def follow(self, peer: bytes, number: int, topic: str, follow: Follow) -> None:
         log = self._shard.state.loaded_topic(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
-            raise Throttled("too many feeds of one front", limit="feeds", max=FEEDS_PER_FRONT_MAX)
+            raise Throttled(
+                "too many topics are watched through one front", limit="feeds", max=FEEDS_PER_FRONT_MAX
+            )
         is_known = log.unsynced_heads is not None
         if follow.options.strong:
             self._shard.state.track_synced_head(log)
@@ -287,7 +289,7 @@ class Feeds:
             self._sweep_groups()
             if len(self._groups) >= GROUPS_MAX:
                 self._remove(feed)
-                raise Throttled("too many groups", limit="groups", max=GROUPS_MAX)
+                raise Throttled("too many watch groups", limit="groups", max=GROUPS_MAX)
             group = FeedGroup(
                 feed.topic, log.id, follow.group, _current_cursor(log, follow.epoch, follow.from_seq)
             )

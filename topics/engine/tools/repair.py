@@ -78,6 +78,10 @@ class CannotRepair(TopicsError):
     """The repair is not possible; the text says why. Nothing was changed."""
 
 
+class UnsupportedFiles(CannotRepair):
+    """There are files of a later version, or files in a cold tier that was not given."""
+
+
 class RepairPlan(msgspec.Struct, frozen=True, array_like=True):
     """The renames of a repair, in this order: old files into the quarantine, then new files to their paths."""
 
@@ -111,7 +115,7 @@ def repair_shard(
     found = yield from verify_shard(disk, clock, config, shards, cold)
     refused = [finding for finding in found.findings if finding.kind == "unsupported"]
     if refused:
-        raise CannotRepair(f"{refused[0].what}; nothing was changed")
+        raise UnsupportedFiles(f"{refused[0].what}; nothing was changed")
     done = Repaired(found)
     if not found.damage and not found.bad_watch:
         return done

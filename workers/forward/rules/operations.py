@@ -187,9 +187,7 @@ class RuleOperations:
             yield from self._close_inflow(forward, undo=forward.made_dest)
             yield (DropForward(forward.uid),)
             if any(map(_is_ok, replies)):  # which may have copied records before they were closed
-                text = (
-                    "a worker refused, so the router was removed again; other workers may have copied records"
-                )
+                text = "a worker refused, so the router was removed; other workers may have copied records"
                 raise NotReady(text, outcome="unknown")
             raise StepRefused(refused)
         opened = [messages.read_step_done(reply.body) for reply in replies]
@@ -205,7 +203,7 @@ class RuleOperations:
         if not all(map(_is_ok, replies)):
             # The change is logged, and a refusal would mean that nothing was changed.
             self.check_soon(shards)
-            text = "a worker cannot apply the change now; it continues when it can"
+            text = "a worker cannot apply the change now; it will when it is ready"
             raise NotReady(text, outcome="unknown")
 
     # -- delete --------------------------------------------------------------------------------------------
@@ -283,7 +281,7 @@ class RuleOperations:
                 yield from self._build(rule, create_dest=True)
             except StepRefused as refused:  # the client was told that the outcome is unknown
                 fields = {"router": rule.name, "why": str(refused)}
-                logger.warning("a forward was removed again", extra={"fields": fields})
+                logger.warning("a forward could not be created and was removed", extra={"fields": fields})
         return None
 
     def check(self, shard: int, pause_ms: int) -> Steps:

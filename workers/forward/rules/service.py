@@ -227,7 +227,7 @@ class RuleService:
         running = self._running
         if running is not None and running.client is not None and running.client.until_us <= now_us:
             client, running.client = running.client, None
-            text = "a worker is not ready; the change continues when it is"
+            text = "a worker is not ready; the change will be applied when it is"
             self._answer(client, NotReady(text, outcome="unknown"))
 
     # -- the running operation -----------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class RuleService:
         operation.logging -= 1
         if isinstance(result, TopicsError):
             if operation.has_logged:  # and undoing that may be what fails now
-                result = NotReady(f"{result}; the change continues then", outcome="unknown")
+                result = NotReady(f"{result}; the change will be applied then", outcome="unknown")
             operation.failure = result
         elif isinstance(result, ForwardPut):
             operation.has_logged = True

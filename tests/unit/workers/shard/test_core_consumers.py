@@ -73,7 +73,7 @@ def test_stored_consumers_that_overlap_are_logged_at_the_start(
     assert error_of(rig.ask(wire.PUT_CONSUMER, body={}, args=for_consumer()))["code"] == "consumer_overlap"
     Rig(ROOMY, disk=rig.disk, clock=rig.clock)
     (record,) = caplog.records
-    assert record.message == "two consumers of a work queue get the same records"
+    assert record.message == "consumers of a work queue have overlapping filters"
     assert vars(record)["fields"] == {"topic": "t", "consumers": ["a", "b"]}
 
 
