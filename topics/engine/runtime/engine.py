@@ -213,8 +213,10 @@ class Engine(Background):
         """Whether appends are refused for lack of space and a checkpoint may free some. It may take two: the log files that
         the older snapshot needs go with the second, and no change requests that one.
         """
-        may_free = bool(self.shard.touched) or self.checkpointer.would_free_space()
-        return self.shard.low_space and self._full_retry_ms is None and may_free
+        state = self.shard.state
+        if not state.low_space or self._full_retry_ms is not None:
+            return False
+        return bool(state.touched) or self.checkpointer.would_free_space()
 
     def _check_checkpoint_due(self) -> None:
         """Request a checkpoint if one is due: periodically, or at once if the log is long.
