@@ -170,7 +170,7 @@ def tag_matches(draw: st.DrawFn) -> TagMatch:
     return TagMatch("Eq", text) if op == "Eq" else TagMatch("Glob", text + b"*")
 
 
-@settings(max_examples=length.pick(short=80, long=2000))
+@settings(max_examples=length.pick(short=50, long=2000))
 @given(tag_matches(), tag_matches())
 def test_two_matches_overlap_when_a_tag_is_meant_by_both(one: TagMatch, other: TagMatch) -> None:
     assert one.overlaps(other) == other.overlaps(one) == bool(matched(one) & matched(other))

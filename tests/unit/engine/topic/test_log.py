@@ -413,7 +413,7 @@ def compare(log: TopicLog, decided: Model, seen: Model) -> None:
         assert (log.tags.strings.name(tag_id), log.nodes.name(node_id)) == (tag, tag)
 
 
-@settings(max_examples=length.pick(short=50, long=1000))
+@settings(max_examples=length.pick(short=30, long=1000))
 @given(changes(), st.sampled_from([1, 5, 16, 1000]), st.booleans())
 def test_both_states_are_what_the_changes_make_of_them(
     steps: list[tuple[str, int, int, bytes | None]], rows_max: int, fails: bool

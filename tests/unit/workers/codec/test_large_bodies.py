@@ -151,7 +151,7 @@ def damaged(source: random.Random, body: bytes) -> bytes:
 def test_reads_as_in_one_go(op: int, small_slices: None) -> None:
     source = random.Random(op)
     taken = refused = 0
-    count = length.pick(short=150, long=2000)
+    count = length.pick(short=100, long=2000)
     for _ in range(count):
         body = some_body(source, op)
         if source.random() < 0.4:

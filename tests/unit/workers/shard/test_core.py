@@ -109,14 +109,14 @@ HOSTILE = {
 
 
 @fault("request", "any body with any command", "an answer; the worker goes on")
-@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
 @pytest.mark.parametrize("op", [wire.WRITE, wire.WRITE_LINES, wire.DIFF, wire.DELETE, wire.PUT_TOPIC])
-def test_no_body_takes_the_shard_down(op: int, body: bytes) -> None:
+def test_no_body_takes_the_shard_down(op: int) -> None:
     rig = Rig(ROOMY)
-    reply = rig.ask(op, body=body)
-    assert reply is not None and reply.status in (200, 201, 400, 404)
-    served = rig.ask(wire.WRITE, "other", write(1))
-    assert served is not None and served.status == 201
+    for name, body in HOSTILE.items():
+        reply = rig.ask(op, name.replace(" ", "-"), body)
+        assert reply is not None and reply.status in (200, 201, 400, 404), name
+        served = rig.ask(wire.WRITE, f"other-{name}".replace(" ", "-"), write(1))
+        assert served is not None and served.status == 201, name
 
 
 @fault(
