@@ -1,21 +1,17 @@
 """Goal: what a front holds for clients is bounded, and whoever comes beyond a bound is refused and told which.
 
-Method: the gate and the budgets of a front with their bounds reached; the listening socket of a server that was just
-killed. No process.
+Method: the admission of requests of a front with its bounds reached; no process.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import socket
-import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from router.connections.budget import ByteBudget
 from router.pending import PendingRequests
 from router.requests.admission import LARGE_RESPONSE, SLOW_READERS_BYTES_MAX, Admission
 from router.requests.call import Services
@@ -23,8 +19,6 @@ from tests.support.faults import fault
 from topics.link import wire
 from topics.protocols.http.exchange import Request, Response
 from topics.system.settings import Settings
-from workers.process import listeners
-from workers.process.exit_codes import CannotBind
 
 JSON = b"application/json"
 BODY = b'{"records":[{"data":1}]}'
@@ -74,35 +68,6 @@ class Bench:
         assert (response.status, error["code"], error["detail"]) == (429, "throttled", {"limit": limit})
         assert b"Retry-After" in response.head
         assert self.admission.open == 0
-
-
-# ---- bodies that are being received
-
-
-@fault(
-    "front",
-    "more bodies are being received than a front may hold",
-    "further ones are refused with 429 and limit bodies; those that are whole are served",
-)
-def test_budget_is_never_passed_but_for_one_alone() -> None:
-    budget = ByteBudget(100)
-    assert budget.take(60)
-    assert not budget.take(41), "it would be too much"
-    assert budget.held == 60, "a refusal takes nothing"
-    assert budget.take(40)
-    assert not budget.take(1)
-    budget.release(100)
-    assert budget.take(1000), "one alone may be larger than the whole budget"
-    assert not budget.take(1)
-    budget.release(1000)
-    assert budget.held == 0
-
-
-def test_giving_back_too_much_is_a_bug() -> None:
-    budget = ByteBudget(100)
-    budget.take(5)
-    with pytest.raises(AssertionError):
-        budget.release(6)
 
 
 # ---- packing and unpacking
@@ -229,52 +194,3 @@ def test_answers_that_are_being_compressed_count() -> None:
     assert b"Content-Encoding: gzip" in bench.only.head
     bench.ask(b"POST", b"/v0/topics/a/diff", b"{}")
     assert len(bench.answers) == 1, "there is room again"
-
-
-# ---- the port
-
-
-def taken_port() -> socket.socket:
-    taken = socket.socket()
-    taken.bind(("127.0.0.1", 0))
-    taken.listen()
-    return taken
-
-
-@fault(
-    "supervisor",
-    "the fronts of a server that was just killed still hold the port",
-    "the new server waits for it up to 1.5 s, and then serves",
-)
-def test_port_that_is_given_up_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = taken_port()
-    port = taken.getsockname()[1]
-    refused = threading.Event()
-    bind_once = listeners._bind
-
-    def counted(*arguments: Any) -> list[socket.socket]:
-        try:
-            return bind_once(*arguments)
-        except CannotBind:
-            refused.set()
-            raise
-
-    monkeypatch.setattr(listeners, "_bind", counted)
-    monkeypatch.setattr(listeners, "BIND_PATIENCE_S", 30.0)
-
-    def give_up_the_port() -> None:
-        assert refused.wait(120)
-        taken.close()
-
-    owner = threading.Thread(target=give_up_the_port)
-    owner.start()
-    made = listeners.bind("127.0.0.1", port, 1)
-    owner.join()
-    assert made[0].getsockname()[1] == port
-    made[0].close()
-
-
-def test_port_that_stays_in_use_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "BIND_PATIENCE_S", 0.0)
-    with taken_port() as taken, pytest.raises(CannotBind):
-        listeners.bind("127.0.0.1", cast(int, taken.getsockname()[1]), 1)
