@@ -111,35 +111,27 @@ class Engine(Background):
     def turn(self, requests: Sequence[Request]) -> Outcome:
         if self.closed:
             raise RuntimeError("the engine is closed")
-        shard = self.shard
+        shard, state = self.shard, self.shard.state
         self.reader.cold_blocks.trim()  # reads that waited for cold blocks have used them in the last turn
         self._begin_group()
-        shard.state.begin_turn(
-            self.clock.read(), busy=bool(requests or shard.state.long or shard.state.upkeep)
-        )
+        state.begin_turn(self.clock.read(), busy=bool(requests or state.long or state.upkeep))
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
             self.reader.forget_checks()
         if self.config.min_free_bytes and self.clock.mono_ms >= self._space_check_ms:
             self._check_free_space()
-        if shard.state.upkeep:
-            for _ in shard.state.upkeep.run_slices():
-                if (
-                    shard.state.frame_bytes > limits.GROUP_BYTES_MAX
-                    or shard.state.frame_count > limits.GROUP_FRAMES_MAX
-                ):
+        if state.upkeep:
+            for _ in state.upkeep.run_slices():
+                if state.frame_bytes > limits.GROUP_BYTES_MAX or state.frame_count > limits.GROUP_FRAMES_MAX:
                     self._commit()
-        handle = shard.state.handle
+        handle = state.handle
         for token, command in requests:
-            if (
-                shard.state.frame_bytes > limits.GROUP_BYTES_MAX
-                or shard.state.frame_count > limits.GROUP_FRAMES_MAX
-            ):
+            if state.frame_bytes > limits.GROUP_BYTES_MAX or state.frame_count > limits.GROUP_FRAMES_MAX:
                 self._commit()
             handle(token, command)
-        if shard.state.long:
-            shard.state.long.run_slices()
-        if shard.state.pruning:
+        if state.long:
+            state.long.run_slices()
+        if state.pruning:
             shard.leases.run_pruning()
         self._commit()
         return self._finish_turn()
@@ -163,7 +155,7 @@ class Engine(Background):
         return self._finish_turn()
 
     def _finish_turn(self) -> Outcome:
-        shard = self.shard
+        shard, state = self.shard, self.shard.state
         self._check_checkpoint_due()
         if self._has_background_work():
             self._run_background()
@@ -175,14 +167,14 @@ class Engine(Background):
             self._run_compaction()
         if shard.delivery.is_due(self.clock.mono_ms):
             shard.delivery.deliver()
-        if shard.state.ops or shard.state.frames:
+        if state.ops or state.frames:
             self._commit()
         self._schedule_sync()
         if self._full_retry_ms is not None and self.clock.mono_ms >= self._full_retry_ms:
             self._retry_when_full()
         if self.config.verify:
             self.check_invariants()
-        replies, shard.state.ready = shard.state.ready, []
+        replies, state.ready = state.ready, []
         jobs, self._jobs = self._jobs, []
         self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
         return Outcome(replies, jobs, self._wake_at_ms())

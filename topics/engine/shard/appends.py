@@ -67,14 +67,15 @@ class Appends:
     # -- append --------------------------------------------------------------------------------------------
 
     def _append(self, token: object, command: cmd.Append) -> None:
-        self.state.check_writable()
+        state = self.state
+        state.check_writable()
         records = command.records
         plain = command.idempotency_key is None and frames.is_plain(records)
         if plain and len(records.payloads) == 1:
             sizes = [len(records.payloads[0])]
         else:
             sizes = self.check_records(records, command.idempotency_key)
-        log = self.state.for_write(command.topic)
+        log = state.for_write(command.topic)
         created = log is None
         config = log.config if log is not None else self._creation_config(command, sizes)
         key = command.idempotency_key
@@ -93,8 +94,8 @@ class Appends:
             need = size + frames.OVERHEAD_BYTES * len(sizes) + 3 * CONTROL_BYTES
         else:
             need = frame_bytes_at_most(records, key, size, per_tag=bool(config.cap_per_tag))
-        if self.state.frame_bytes + need > self.state.room_bytes:
-            self.state.reserve(need)
+        if state.frame_bytes + need > state.room_bytes:
+            state.reserve(need)
         if log is None:
             log = self.create(command.topic, config)
         op = Op(log, token, sync=created or config.durability == "fsync")
@@ -117,6 +118,7 @@ class Appends:
         plain: bool = False,
     ) -> None:
         """Stage the append of records that were checked before."""
+        state = self.state
         self._stage_records(log, records, sizes, key, plain=plain)
         count = len(sizes)
         size = sizes[0] if count == 1 else sum(sizes)
@@ -125,22 +127,20 @@ class Appends:
         op.count = count
         op.bytes = size
         op.head = log.next_seq - 1
-        op.write_ts = self.state.now_ms
+        op.write_ts = state.now_ms
         if created or config.cap_records or config.cap_bytes or config.cap_per_tag:
             self._apply_caps(log, config, records, op, created=created)
         else:
             op.plain = True
         if config.durability == "disk" and op.head * 2 > log.ceiling + log.ceiling_base:
             self._raise_ceiling(log)
-        if (
-            log.ceiling and op.head > log.ceiling_synced
-        ) or self.state.now_ms > self.state.time_ceiling_synced_ms:
+        if (log.ceiling and op.head > log.ceiling_synced) or state.now_ms > state.time_ceiling_synced_ms:
             op.sync = True  # seqs and times may be revealed only below a synced ceiling
-        self.state.bytes_live += op.bytes
-        self.state.records_live += op.count
-        self.state.touched[log.id] = log
+        state.bytes_live += op.bytes
+        state.records_live += op.count
+        state.touched[log.id] = log
         log.pending += 1
-        self.state.ops.append(op)
+        state.ops.append(op)
 
     def _apply_caps(
         self, log: TopicLog, config: TopicConfig, records: cmd.Records, op: Op, *, created: bool
@@ -205,20 +205,17 @@ class Appends:
         return config
 
     def check_creation(self, name: str, config: TopicConfig, size: int = 0) -> None:
+        state = self.state
         if not NAME.match(name):
             raise InvalidRequest(
                 f"{name!r} is not a valid topic name: use 1 to 255 of A-Z a-z 0-9 . _ : -, starting with a letter or digit"
             )
         self._check_config(name, config)
-        bound = (
-            self.state.topics_granted
-            if self.state.topics_granted is not None
-            else self.state.config.max_topics or None
-        )
-        if bound is not None and len(self.state.staged) >= bound:
-            cap = self.state.config.max_topics
+        bound = state.topics_granted if state.topics_granted is not None else state.config.max_topics or None
+        if bound is not None and len(state.staged) >= bound:
+            cap = state.config.max_topics
             message = f"the server has its maximum of {cap} topics; delete some or raise TOPICS_MAX_TOPICS"
-            if self.state.topics_granted is None:
+            if state.topics_granted is None:
                 raise Throttled(message, limit="max_topics", max=cap)
             raise self._over_grant(message, 1, size, limit="max_topics", max=cap)
 
@@ -272,37 +269,36 @@ class Appends:
 
     def check_space(self, log: TopicLog | None, config: TopicConfig, size: int) -> None:
         """Check the limits on total bytes, memory, disk space and log size."""
+        state = self.state
         bound = (
-            self.state.bytes_granted
-            if self.state.bytes_granted is not None
-            else self.state.config.max_total_bytes or None
+            state.bytes_granted if state.bytes_granted is not None else state.config.max_total_bytes or None
         )
-        if bound is not None and self.state.bytes_live + self.state.bytes_reserved + size > bound:
-            cap = self.state.config.max_total_bytes
+        if bound is not None and state.bytes_live + state.bytes_reserved + size > bound:
+            cap = state.config.max_total_bytes
             message = f"the server stores its maximum of {cap} bytes; delete records or raise TOPICS_MAX_TOTAL_BYTES"
-            if self.state.bytes_granted is None:
+            if state.bytes_granted is None:
                 raise Throttled(message, limit="max_total_bytes", max=cap)
             raise self._over_grant(message, int(log is None), size, limit="max_total_bytes", max=cap)
         if config.durability == "ephemeral":
-            if self.state.ram_bytes + size > self.state.config.memory_bytes_max:
+            if state.ram_bytes + size > state.config.memory_bytes_max:
                 raise Throttled(
                     "ephemeral records have reached their memory limit; raise TOPICS_MAX_MEMORY_BYTES or set a cap",
                     limit="max_memory_bytes",
-                    max=self.state.config.memory_bytes_max,
+                    max=state.config.memory_bytes_max,
                 )
-        elif self.state.low_space:
+        elif state.low_space:
             raise Throttled(
                 "the disk is nearly full; free some space and retry",
                 limit="disk_full",
-                min_free_bytes=self.state.config.min_free_bytes,
+                min_free_bytes=state.config.min_free_bytes,
             )
-        elif self.state.disk_full:
+        elif state.disk_full:
             raise Throttled("the disk is full; free some space and retry", limit="disk_full")
-        elif self.state.log_full:
+        elif state.log_full:
             raise Throttled(
                 "writes are ahead of checkpoints and the log is full; retry later",
                 limit="log",
-                max=self.state.config.log_bytes_max,
+                max=state.config.log_bytes_max,
                 retry_after_ms=limits.LOG_RETRY_MS,
             )
 
@@ -311,13 +307,12 @@ class Appends:
 
         Topics and bytes are requested together: requested one by one, two shards could keep taking them from each other.
         """
+        state = self.state
         need_topics = need_bytes = 0
-        if self.state.topics_granted is not None:
-            need_topics = max(0, len(self.state.staged) + topics - self.state.topics_granted)
-        if self.state.bytes_granted is not None:
-            need_bytes = max(
-                0, self.state.bytes_live + self.state.bytes_reserved + size - self.state.bytes_granted
-            )
+        if state.topics_granted is not None:
+            need_topics = max(0, len(state.staged) + topics - state.topics_granted)
+        if state.bytes_granted is not None:
+            need_bytes = max(0, state.bytes_live + state.bytes_reserved + size - state.bytes_granted)
         return OverGrant(
             message, topics=topics, size=size, need_topics=need_topics, need_bytes=need_bytes, **detail
         )
@@ -345,17 +340,18 @@ class Appends:
             )
 
     def create(self, name: str, config: TopicConfig) -> TopicLog:
-        log = self.state.new_log(self.state.next_id, name, config)
-        self.state.next_id += ID_STEP
-        self.state.staged[name] = log
-        self.state.by_id[log.id] = log
+        state = self.state
+        log = state.new_log(state.next_id, name, config)
+        state.next_id += ID_STEP
+        state.staged[name] = log
+        state.by_id[log.id] = log
         if config.durability == "disk":
             log.ceiling = limits.SEQ_CEILING_STEP_MIN
-            log.ceiling_ts = self.state.now_ms
-            self.state.new_seq_ceilings.append((log, log.ceiling))
+            log.ceiling_ts = state.now_ms
+            state.new_seq_ceilings.append((log, log.ceiling))
         created = TopicCreated(name, config, log.ceiling)
-        self.state.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, self.state.now_ms, created))
-        for call in self.state.events.topic_created:
+        state.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, state.now_ms, created))
+        for call in state.events.topic_created:
             call(log)
         return log
 
@@ -363,21 +359,22 @@ class Appends:
         self, log: TopicLog, records: cmd.Records, sizes: list[int], key: bytes | None, *, plain: bool
     ) -> None:
         """Encode the frames and add the rows of one write."""
+        state = self.state
         ram = log.config.durability == "ephemeral"
-        first, now_ms = log.next_seq, self.state.now_ms
-        pieces: list[bytes] = [] if ram else self.state.frames
+        first, now_ms = log.next_seq, state.now_ms
+        pieces: list[bytes] = [] if ram else state.frames
         lengths, flags = frames.encode_appends(
             pieces, records, topic_id=log.id, first_seq=first, ts=now_ms, key=key, plain=plain
         )
         if ram:
             offset = self._keep_in_ram(log, b"".join(pieces))
         else:
-            offset = self.state.frame_offset + self.state.frame_bytes
-            self.state.frame_bytes += sum(lengths)
-            self.state.frame_count += len(lengths)
-            self.state.appended.append((log, first))
-            if not log.runs or log.runs[-1][1] != self.state.file_number:
-                log.runs.append((first, self.state.file_number))
+            offset = state.frame_offset + state.frame_bytes
+            state.frame_bytes += sum(lengths)
+            state.frame_count += len(lengths)
+            state.appended.append((log, first))
+            if not log.runs or log.runs[-1][1] != state.file_number:
+                log.runs.append((first, state.file_number))
         if plain:
             add_rows(log, offset, lengths, now_ms, None, None, None, sizes)
             return
@@ -417,15 +414,16 @@ class Appends:
 
     def trim_slice(self, log: TopicLog) -> bool:
         """Delete a slice of the existing records that exceed a new `cap_per_tag`; False: there is no log space for it."""
-        if not self.state.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
+        state = self.state
+        if not state.has_room(limits.TRIM_RECORDS * RANGE_BYTES + CONTROL_BYTES):
             return False
         ranges = self._next_surplus(log, log.config.cap_per_tag)
-        self.state.touched[log.id] = log
+        state.touched[log.id] = log
         if ranges:
             op = Op(log, sync=log.config.durability == "fsync")
             self.log_delete(log, ranges, op)
-            self.state.count_live(op)
-            self.state.add_op(op)
+            state.count_live(op)
+            state.add_op(op)
         return True
 
     def _next_surplus(self, log: TopicLog, keep: int) -> list[Range]:
@@ -471,8 +469,9 @@ class Appends:
 
     def _raise_ceiling(self, log: TopicLog) -> None:
         """Raise the seq ceiling when half of it is used, by about two seconds of traffic, so writes rarely wait for it."""
+        state = self.state
         head = log.next_seq - 1
-        elapsed_ms = max(1, self.state.now_ms - log.ceiling_ts)
+        elapsed_ms = max(1, state.now_ms - log.ceiling_ts)
         recent = head - log.ceiling_base
         step = min(
             max(limits.SEQ_CEILING_STEP_MIN, recent * 2000 // elapsed_ms, recent), limits.SEQ_CEILING_STEP_MAX
@@ -480,32 +479,29 @@ class Appends:
         if head + step <= log.ceiling:
             return
         log.ceiling = head + step
-        log.ceiling_base, log.ceiling_ts = head, self.state.now_ms
-        self.state.add_frame(
-            frames.encode_control(frames.SEQ_CEILING, log.id, self.state.now_ms, log.ceiling)
-        )
-        self.state.new_seq_ceilings.append((log, log.ceiling))
+        log.ceiling_base, log.ceiling_ts = head, state.now_ms
+        state.add_frame(frames.encode_control(frames.SEQ_CEILING, log.id, state.now_ms, log.ceiling))
+        state.new_seq_ceilings.append((log, log.ceiling))
 
     def _skip(self, token: object, command: cmd.Skip) -> None:
-        self.state.check_writable()
+        state = self.state
+        state.check_writable()
         if not 0 < command.count <= limits.SKIP_MAX:
             raise InvalidRequest(f"skip takes 1 to {limits.SKIP_MAX} seqs")
-        log = self.state.for_write(command.topic)
+        log = state.for_write(command.topic)
         if log is None:
             raise TopicNotFound(command.topic)
-        self.state.reserve(CONTROL_BYTES)
+        state.reserve(CONTROL_BYTES)
         first = log.next_seq
         op = Op(log, token, sync=log.config.durability == "fsync")
-        self.state.add_frame(
-            frames.encode_control(frames.SKIP, log.id, self.state.now_ms, [first, command.count])
-        )
+        state.add_frame(frames.encode_control(frames.SKIP, log.id, state.now_ms, [first, command.count]))
         log.stage_skip(command.count, op)
         if log.config.durability == "disk":
             self._raise_ceiling(log)
             op.sync = op.sync or op.head > log.ceiling_synced
         op.result = cmd.Appended(log.name, first, command.count, op.head, synced=op.sync)
-        self.state.touched[log.id] = log
-        self.state.add_op(op)
+        state.touched[log.id] = log
+        state.add_op(op)
 
     # -- delete --------------------------------------------------------------------------------------------
 
@@ -533,20 +529,21 @@ class Appends:
 
         With `erase` each slice is logged as an erase, because after a crash no later delete would find its records.
         """
+        state = self.state
         sync = log.config.durability == "fsync"
         removed, is_begun, is_done = 0, False, False
         pieces: list[list[Range]] = []
         try:
             for units, ranges in slices:
                 if ranges:
-                    self.state.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
+                    state.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
                     is_begun = True
                     op = Op(log, sync=sync)
                     self.log_delete(log, ranges, op, erase=command.erase)
                     removed -= op.count
-                    self.state.count_live(op)
-                    self.state.touched[log.id] = log
-                    self.state.add_op(op)
+                    state.count_live(op)
+                    state.touched[log.id] = log
+                    state.add_op(op)
                     if command.erase:
                         log.erasing.append(ranges)
                         pieces.append(ranges)
@@ -557,13 +554,13 @@ class Appends:
                 error.detail["outcome"] = "unknown"
             raise
         finally:
-            if pieces and not is_done and not log.dropped and self.state.read_only is None:
+            if pieces and not is_done and not log.dropped and state.read_only is None:
                 self._stage_erase(log, pieces, None, None)
         result = cmd.Deleted(log.name, removed, log.first_seq, log.next_seq - 1, log.count, log.bytes)
         if pieces:
             self._stage_erase(log, pieces, token, result)
         else:
-            self.state.add_op(Op(log, token, result, sync=sync))
+            state.add_op(Op(log, token, result, sync=sync))
 
     def _stage_erase(
         self, log: TopicLog, pieces: list[list[Range]], token: object, result: cmd.Deleted | None
@@ -624,36 +621,38 @@ class Appends:
     # -- topics --------------------------------------------------------------------------------------------
 
     def _put_topic(self, token: object, command: cmd.PutTopic) -> None:
-        self.state.check_writable()
+        state = self.state
+        state.check_writable()
         config = command.config
-        self.state.reserve(4 * CONTROL_BYTES)
-        log = self.state.for_write(command.topic)
+        state.reserve(4 * CONTROL_BYTES)
+        log = state.for_write(command.topic)
         if log is None:
             self.check_creation(command.topic, config)
             log = self.create(command.topic, config)
             op = Op(log, token, cmd.TopicPut(command.topic, True, config), config=config, sync=True)
-            self.state.touched[log.id] = log
-            self.state.add_op(op)
+            state.touched[log.id] = log
+            state.add_op(op)
             return
         if log.config.type != config.type:
             raise TopicExistsIncompatible(command.topic, log.config.type, config.type)
         self._check_config(command.topic, config)
         result = cmd.TopicPut(command.topic, False, config)
         if log.config == config:
-            self.state.answer(token, result, log, held=log.pending > 0)
+            state.answer(token, result, log, held=log.pending > 0)
             return
         before, op = log.config, Op(log, token, result, config=config, sync=True)
         self._change_config(log, config, op)
-        for call in self.state.events.config_changed:
+        for call in state.events.config_changed:
             call(log, before, op)
 
     def _change_config(self, log: TopicLog, config: TopicConfig, op: Op) -> None:
+        state = self.state
         trims = config.cap_per_tag != log.config.cap_per_tag
-        self.state.reserve(4 * CONTROL_BYTES + (limits.TRIM_RECORDS * RANGE_BYTES if trims else 0))
+        state.reserve(4 * CONTROL_BYTES + (limits.TRIM_RECORDS * RANGE_BYTES if trims else 0))
         surplus: list[Range] = []
         if trims:
             log.trim_from = 0
-            self.state.trimming[log.id] = log
+            state.trimming[log.id] = log
             surplus = self._next_surplus(log, config.cap_per_tag)
         if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
             # Records in RAM and records in the log never share a segment.
@@ -663,59 +662,56 @@ class Appends:
             if log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN > log.ceiling:
                 log.ceiling_base = log.next_seq - 1
                 log.ceiling = log.ceiling_base + limits.SEQ_CEILING_STEP_MIN
-                self.state.new_seq_ceilings.append((log, log.ceiling))
+                state.new_seq_ceilings.append((log, log.ceiling))
         else:
             # Replay drops the ceilings here too: they must not apply if the class changes back.
             log.ceiling = log.ceiling_synced = 0
-            self.state.new_seq_ceilings = [
-                entry for entry in self.state.new_seq_ceilings if entry[0] is not log
-            ]
-            self.state.seq_ceilings = [entry for entry in self.state.seq_ceilings if entry[1] is not log]
+            state.new_seq_ceilings = [entry for entry in state.new_seq_ceilings if entry[0] is not log]
+            state.seq_ceilings = [entry for entry in state.seq_ceilings if entry[1] is not log]
         changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
-        self.state.add_frame(frames.encode_control(frames.CONFIG, log.id, self.state.now_ms, changed))
+        state.add_frame(frames.encode_control(frames.CONFIG, log.id, state.now_ms, changed))
         if surplus:
             self.log_delete(log, surplus, op)
         # A shorter TTL acts at once, and its floor is logged, so that a longer one later brings nothing back. If many records
         # expire, later requests wait until they are removed.
-        last = log.expired_last(self.state.now_ms)
+        last = log.expired_last(state.now_ms)
         if last >= log.first_seq:
             log.stage_evict(min(last, log.first_seq + limits.EXPIRE_RECORDS - 1), op, ttl=True)
             if last >= log.first_seq:
-                self.state.upkeep.enqueue(log)
+                state.upkeep.enqueue(log)
         if log.ttl_lost or log.cap_lost:
             floors = [log.cap_lost, log.ttl_lost]
-            self.state.add_frame(frames.encode_control(frames.EVICT, log.id, self.state.now_ms, floors))
+            state.add_frame(frames.encode_control(frames.EVICT, log.id, state.now_ms, floors))
         if config.discard == "old" and (
             (config.cap_records and log.count > config.cap_records)
             or (config.cap_bytes and log.bytes > config.cap_bytes)
         ):
             self._evict(log, config, op)
-        self.state.count_live(op)
-        self.state.touched[log.id] = log
-        self.state.add_op(op)
+        state.count_live(op)
+        state.touched[log.id] = log
+        state.add_op(op)
 
     def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
-        self.state.check_writable()
-        self.state.reserve(CONTROL_BYTES)
-        log = self.state.for_write(command.topic)
+        state = self.state
+        state.check_writable()
+        state.reserve(CONTROL_BYTES)
+        log = state.for_write(command.topic)
         if log is None:
             absent = cmd.TopicDropped(command.topic, False)
-            going = self.state.published.get(
-                command.topic
-            )  # a drop is staged, which a crash could still undo
+            going = state.published.get(command.topic)  # a drop is staged, which a crash could still undo
             if going is None:
-                self.state.ready.append((token, absent))
+                state.ready.append((token, absent))
             else:
-                self.state.answer(token, absent, going, held=True)
+                state.answer(token, absent, going, held=True)
             return
         if command.if_empty and log.count:
             raise TopicNotEmpty(command.topic, log.count)
-        self.state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.state.now_ms, None))
+        state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, state.now_ms, None))
         log.dropped = True
-        del self.state.staged[command.topic]
-        self.state.bytes_live -= log.bytes
-        self.state.records_live -= log.count
-        self.state.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
+        del state.staged[command.topic]
+        state.bytes_live -= log.bytes
+        state.records_live -= log.count
+        state.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
 
 
 def _deletable_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:

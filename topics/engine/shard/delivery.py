@@ -187,12 +187,13 @@ class Delivery:
         due.entry = self.scheduler.add(due, self.state.clock.mono_ms, lowered=lowered, since_ms=since_ms)
 
     def _schedule_new(self, *, with_copies: bool) -> None:
-        if self.state.waiters_due:
-            waiters_due, self.state.waiters_due = self.state.waiters_due, {}
+        state = self.state
+        if state.waiters_due:
+            waiters_due, state.waiters_due = state.waiters_due, {}
             for log in waiters_due.values():
                 self._enqueue(log, READS)
-        if self.state.claimable:
-            claimable, self.state.claimable = self.state.claimable, {}
+        if state.claimable:
+            claimable, state.claimable = state.claimable, {}
             for log in claimable.values():
                 self.claims.wake_waiting_claims(log)
         if self.leases.claims_due:
@@ -201,7 +202,7 @@ class Delivery:
                 self._enqueue(log).claims_due[key] = consumer
         if with_copies and self.copier is not None:
             self._schedule_copies(self.copier)
-        while self._coalescing and self._coalescing[0][0] <= self.state.clock.mono_ms:
+        while self._coalescing and self._coalescing[0][0] <= state.clock.mono_ms:
             due = heapq.heappop(self._coalescing)[2]
             if due.is_coalescing:
                 self._schedule(due)
@@ -303,13 +304,14 @@ class Delivery:
 
     def _serve_reads(self, due: DueTopic, room: int, *, may_push: bool) -> int:
         """Check waiting reads. Those not reached come first in the next slice."""
+        state = self.state
         log = due.log
         is_changed = bool(due.kinds & READS)
         try:
             if log.stored is not None or log.deferred:
-                self.state.touch(log)
+                state.touch(log)
         except UpkeepPending:
-            self.state.upkeep.wait(log, lambda error: self._wake_waiters(log), name="frames")
+            state.upkeep.wait(log, lambda error: self._wake_waiters(log), name="frames")
             due.kinds, due.waiters_left = due.kinds & ~(READS | BLOCKED), 0
             return 0
         except (TopicsError, OSError):
@@ -327,13 +329,13 @@ class Delivery:
             elif not may_push and waiter.command.standing and not log.view.dropped:
                 log.waiters.append(waiter)
                 self.paused[log.id] = log
-            elif self.state.can_send(waiter.token):
+            elif state.can_send(waiter.token):
                 waiter.is_blocked = False
                 used += self.reads.serve_waiter(waiter)
             else:
                 waiter.is_blocked = True
                 log.waiters.append(waiter)
-                self.state.blocked_waiters[log.id] = log
+                state.blocked_waiters[log.id] = log
         log.waiters = waiters[looked:] + log.waiters
         due.waiters_left = count - looked
         if not due.waiters_left:

@@ -76,19 +76,21 @@ class Forwards:
     # -- catalog -------------------------------------------------------------------------------------------
 
     def _put_forward(self, token: object, command: fwd.PutForward) -> None:
-        self.state.check_writable()
-        self.state.reserve(4 * CONTROL_BYTES + 512 * (1 + len(command.forward.filter)))
+        state = self.state
+        state.check_writable()
+        state.reserve(4 * CONTROL_BYTES + 512 * (1 + len(command.forward.filter)))
         forward = command.forward
-        self.state.add_frame(frames.encode_control(frames.FORWARD_PUT, 0, self.state.now_ms, forward))
+        state.add_frame(frames.encode_control(frames.FORWARD_PUT, 0, state.now_ms, forward))
         self.store_forward(forward)
-        self.state.add_op(Op(self._no_topic, token, fwd.ForwardPut(forward), sync=True))
+        state.add_op(Op(self._no_topic, token, fwd.ForwardPut(forward), sync=True))
 
     def _drop_forward(self, token: object, command: fwd.DropForward) -> None:
-        self.state.check_writable()
-        self.state.reserve(CONTROL_BYTES)
-        self.state.add_frame(frames.encode_control(frames.FORWARD_DELETE, 0, self.state.now_ms, command.uid))
+        state = self.state
+        state.check_writable()
+        state.reserve(CONTROL_BYTES)
+        state.add_frame(frames.encode_control(frames.FORWARD_DELETE, 0, state.now_ms, command.uid))
         self.catalog.pop(command.uid, None)
-        self.state.add_op(Op(self._no_topic, token, fwd.ForwardDropped(command.uid), sync=True))
+        state.add_op(Op(self._no_topic, token, fwd.ForwardDropped(command.uid), sync=True))
 
     def store_forward(self, forward: fwd.Forward) -> None:
         self.catalog[forward.uid] = forward
@@ -97,11 +99,12 @@ class Forwards:
     # -- source --------------------------------------------------------------------------------------------
 
     def _open_outflow(self, token: object, command: fwd.OpenOutflow) -> None:
-        self.state.check_writable()
+        state = self.state
+        state.check_writable()
         forward = command.forward
         known = self.outflows.get(forward.uid)
         logs = self._sources_of(forward) if known is None else []
-        self.state.reserve(8 * CONTROL_BYTES + 512 * len(forward.filter) + START_BYTES * len(logs))
+        state.reserve(8 * CONTROL_BYTES + 512 * len(forward.filter) + START_BYTES * len(logs))
         op = Op(self._no_topic, token, sync=True)
         made = False
         if not forward.is_pattern and known is None and not logs:
@@ -109,21 +112,21 @@ class Forwards:
             self.appends.check_creation(forward.source, config)
             log = self.appends.create(forward.source, config)
             logs, made = [log], True
-            self.state.touched[log.id] = log
+            state.touched[log.id] = log
             op = Op(log, token, config=config, sync=True)
         if known is None:
             starts = {log.id: (current_epoch(log.epochs), log.next_seq - 1) for log in logs}
         else:
             starts = known.starts
         opened = OutflowOpen(forward, [(topic_id, *start) for topic_id, start in starts.items()])
-        self.state.add_frame(frames.encode_control(frames.OUTFLOW_OPEN, 0, self.state.now_ms, opened))
+        state.add_frame(frames.encode_control(frames.OUTFLOW_OPEN, 0, state.now_ms, opened))
         self.store_outflow(OutflowRow(forward, opened.starts))
         for log in logs:
             log.outflows = tuple(sorted((*log.outflows, forward.uid)))
             if not forward.is_pattern:
-                self.state.copies_due[log.id] = log
+                state.copies_due[log.id] = log
         op.result = fwd.OutflowOpened(forward.uid, made)
-        self.state.add_op(op)
+        state.add_op(op)
 
     def _sources_of(self, forward: fwd.Forward) -> list[TopicLog]:
         """The topics of this shard that a forward copies, with their deferred replay applied."""
@@ -152,14 +155,15 @@ class Forwards:
         self.outflows[forward.uid] = Outflow.restored(row)
 
     def _close_outflow(self, token: object, command: fwd.CloseOutflow) -> None:
-        self.state.check_writable()
-        self.state.reserve(2 * CONTROL_BYTES)
-        log = self.state.staged.get(command.source)
+        state = self.state
+        state.check_writable()
+        state.reserve(2 * CONTROL_BYTES)
+        log = state.staged.get(command.source)
         op = Op(log if log is not None else self._no_topic, token, fwd.OutflowClosed(command.uid), sync=True)
         self._log_outflow_close(command.uid)
         if command.undo:
             self._undo_topic(command.source, op)
-        self.state.add_op(op)
+        state.add_op(op)
 
     def _log_outflow_close(self, uid: int) -> None:
         self.state.add_frame(frames.encode_control(frames.OUTFLOW_CLOSE, 0, self.state.now_ms, uid))
@@ -203,21 +207,22 @@ class Forwards:
         """After replay: attach forwards to topics, and begin an epoch for topics whose durability class is in `lowered`,
         as a crash may have lowered their head. Returns the epoch frames, to be synced before any read or copy.
         """
+        state = self.state
         for outflow in self.outflows.values():
-            outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in self.state.by_id}
+            outflow.starts = {key: mark for key, mark in outflow.starts.items() if key in state.by_id}
         epoch_frames: list[bytes] = []
-        for log in list(self.state.by_id.values()):
+        for log in list(state.by_id.values()):
             if self.outflows:
                 self._attach_outflows(log)
                 if log.outflows and log.deferred:
-                    self.state.loader(log)
+                    state.loader(log)
             if log.config.durability in lowered:
                 base = head_of(log)
                 add_epoch(log.epochs, base)
-                self.state.touched[log.id] = log
-                epoch_frames.append(frames.encode_control(frames.EPOCH, log.id, self.state.now_ms, base))
+                state.touched[log.id] = log
+                epoch_frames.append(frames.encode_control(frames.EPOCH, log.id, state.now_ms, base))
             if log.outflows and self._may_have_copies(log):
-                self.state.copies_due[log.id] = log
+                state.copies_due[log.id] = log
         return epoch_frames
 
     def copies_after(
@@ -289,9 +294,10 @@ class Forwards:
     # -- dest ----------------------------------------------------------------------------------------------
 
     def _open_inflow(self, token: object, command: fwd.OpenInflow) -> None:
-        self.state.check_writable()
-        self.state.reserve(4 * CONTROL_BYTES)
-        log = self.state.for_write(command.topic)
+        state = self.state
+        state.check_writable()
+        state.reserve(4 * CONTROL_BYTES)
+        log = state.for_write(command.topic)
         made = log is None
         op = Op(log or self._no_topic, token, fwd.InflowOpened(command.uid, made), sync=True)
         if log is None:
@@ -305,37 +311,37 @@ class Forwards:
         if command.uid not in inflows:
             inflows[command.uid] = Inflow(command.name, command.source)
             opened = InflowOpen(command.uid, command.name, command.source)
-            self.state.add_frame(frames.encode_control(frames.INFLOW_OPEN, log.id, self.state.now_ms, opened))
-        self.state.touched[log.id] = log
-        self.state.add_op(op)
+            state.add_frame(frames.encode_control(frames.INFLOW_OPEN, log.id, state.now_ms, opened))
+        state.touched[log.id] = log
+        state.add_op(op)
 
     def _close_inflow(self, token: object, command: fwd.CloseInflow) -> None:
-        self.state.check_writable()
-        self.state.reserve(2 * CONTROL_BYTES)
-        log = self.state.for_write(command.topic)
+        state = self.state
+        state.check_writable()
+        state.reserve(2 * CONTROL_BYTES)
+        log = state.for_write(command.topic)
         op = Op(log or self._no_topic, token, fwd.InflowClosed(command.uid), sync=True)
         if log is not None and log.inflows is not None and log.inflows.pop(command.uid, None) is not None:
             log.inflows = log.inflows or None
-            self.state.add_frame(
-                frames.encode_control(frames.INFLOW_CLOSE, log.id, self.state.now_ms, command.uid)
-            )
-            self.state.touched[log.id] = log
+            state.add_frame(frames.encode_control(frames.INFLOW_CLOSE, log.id, state.now_ms, command.uid))
+            state.touched[log.id] = log
         if command.undo:
             self._undo_topic(command.topic, op)
-        self.state.add_op(op)
+        state.add_op(op)
 
     def _undo_topic(self, name: str, op: Op) -> None:
         """Drop a topic that was created for a forward that is then refused, unless it has been used since."""
-        log = self.state.staged.get(name)
+        state = self.state
+        log = state.staged.get(name)
         if log is None or log.next_seq > 1 or log.inflows or log.outflows or log.config != TopicConfig():
             return
         if log.transactions is not None:
             return
         if log.consumers is not None and log.consumers.named:
             return
-        self.state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, self.state.now_ms, None))
+        state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, state.now_ms, None))
         log.dropped = True
-        del self.state.staged[name]
+        del state.staged[name]
         op.log, op.dropped = log, True
 
     def _forwards_of(self, log: TopicLog) -> list[tuple[int, str]]:
@@ -365,7 +371,8 @@ class Forwards:
         )
 
     def _drop_topic_with_forwards(self, token: object, command: cmd.DropTopic) -> None:
-        log = self.state.staged.get(command.topic)
+        state = self.state
+        log = state.staged.get(command.topic)
         if log is None or not (log.inflows or log.outflows):
             self._inner_drop_topic(token, command)
             return
@@ -374,7 +381,7 @@ class Forwards:
             raise Forbidden(
                 "deleting the topic would delete a router that this key may not use; delete the router first, with a key that may"
             )
-        self.state.reserve((1 + len(ending)) * CONTROL_BYTES)
+        state.reserve((1 + len(ending)) * CONTROL_BYTES)
         self._inner_drop_topic(token, command)
         # In the same envelope: they must not apply to a new topic of this name.
         ended = {uid for uid, _ in ending}
@@ -384,16 +391,17 @@ class Forwards:
             else:
                 self.outflows[uid].starts.pop(log.id, None)
         log.outflows = ()
-        self.state.copies_due.pop(log.id, None)
-        dropped = self.state.ops[-1].result
+        state.copies_due.pop(log.id, None)
+        dropped = state.ops[-1].result
         assert isinstance(dropped, cmd.TopicDropped)
         dropped.forwards = ending
 
     def _take_copies(self, token: object, command: fwd.TakeCopies) -> None:
-        self.state.check_writable()
+        state = self.state
+        state.check_writable()
         copies = command.copies
         uid = copies.forward.uid
-        log = self.state.for_write(command.topic)
+        log = state.for_write(command.topic)
         inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
         if log is None or inflow is None:
             raise ForwardNotFound(copies.forward.name)
@@ -404,37 +412,38 @@ class Forwards:
         result = fwd.CopiesTaken(uid, copies.source_id, mark, total=inflow.total)
         if copies.upto <= mark or copies.after > mark:
             # Held, as copies below the mark may not be visible yet, and a read may be waiting for them.
-            self.state.answer(token, result, log, held=log.pending > 0)
+            state.answer(token, result, log, held=log.pending > 0)
             return
         runs, upto = self._fitting_runs(log, copies, mark, result)
         lost = self._lost_count(copies, mark, upto)
         if upto == mark:
-            self.state.answer(token, result, log, held=log.pending > 0)
+            state.answer(token, result, log, held=log.pending > 0)
             return
         last = self._stage_copies(log, runs, lost)
         count = sum(len(run.seqs) for run in runs)
         inflow.total += count
-        self.state.counters["copies"] = self.state.counters.get("copies", 0) + count
+        state.counters["copies"] = state.counters.get("copies", 0) + count
         inflow.set_mark(copies.source_id, epoch, upto)
         copied = Copied(uid, copies.source_id, epoch, upto, inflow.total)
-        self.state.add_frame(frames.encode_control(frames.COPIED, log.id, self.state.now_ms, copied))
-        self.state.touched[log.id] = log
+        state.add_frame(frames.encode_control(frames.COPIED, log.id, state.now_ms, copied))
+        state.touched[log.id] = log
         result.mark, result.total = upto, inflow.total
         if last is None:
-            self.state.add_op(Op(log, token, result))
+            state.add_op(Op(log, token, result))
         else:
             last.token, last.result = token, result
 
     def _forget_source(self, log: TopicLog, uid: int, source_id: int, token: object) -> None:
+        state = self.state
         assert log.inflows is not None
         inflow = log.inflows[uid]
         if source_id in inflow.marks:
-            self.state.reserve(CONTROL_BYTES)
+            state.reserve(CONTROL_BYTES)
             inflow.set_mark(source_id, 0, GONE)
             copied = Copied(uid, source_id, 0, GONE, inflow.total)
-            self.state.add_frame(frames.encode_control(frames.COPIED, log.id, self.state.now_ms, copied))
-            self.state.touched[log.id] = log
-        self.state.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
+            state.add_frame(frames.encode_control(frames.COPIED, log.id, state.now_ms, copied))
+            state.touched[log.id] = log
+        state.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
 
     def _fitting_runs(
         self, log: TopicLog, copies: fwd.Copies, mark: int, result: fwd.CopiesTaken

@@ -49,21 +49,22 @@ class Reads:
         }
 
     def _diff(self, token: object, command: cmd.Diff) -> None:
+        state = self.state
         if min(command.from_seq, command.limit, command.max_bytes, command.wait_ms, command.from_ts) < 0:
             raise InvalidRequest("from_seq, from_ts, limit, max_bytes and wait_ms cannot be negative")
-        log = self.state.for_read(command.topic)
+        log = state.for_read(command.topic)
         if command.touch:
-            log.last_read_ts = self.state.now_ms
+            log.last_read_ts = state.now_ms
         page = self.read_page(log, command)
         if self._has_nothing_new(page, page.head_seq) or command.from_seq > page.head_seq:
-            self.state.check_log_complete()
+            state.check_log_complete()
         may_wait = command.standing or (command.wait_ms and len(log.waiters) < limits.WAITERS_PER_TOPIC_MAX)
         # A standing read reports its progress; a client's long poll waits for a record.
         is_news = command.standing and page.next_from_seq != command.from_seq
         if may_wait and not is_news and self._has_nothing_new(page, page.head_seq):
             self.park(token, command, log, page.head_seq)
         else:
-            self.state.answer(token, page, log)
+            state.answer(token, page, log)
 
     @staticmethod
     def _has_nothing_new(page: cmd.Page | cmd.FramePage, head: int) -> bool:
@@ -83,30 +84,32 @@ class Reads:
 
     def record_losses(self, log: TopicLog, damage: DamagedSegment) -> None:
         """Replace damaged records by announced losses, so that the read can continue without them."""
+        state = self.state
         chunk = damage.chunk
-        rows, erased = damage.found or self.state.reader.damaged_rows(log, chunk)
+        rows, erased = damage.found or state.reader.damaged_rows(log, chunk)
         if erased:
             self._redelete(log, as_ranges([chunk.first_seq + row for row in erased]))
-        self.state.counters["corrupt"] = self.state.counters.get("corrupt", 0) + len(rows)
+        state.counters["corrupt"] = state.counters.get("corrupt", 0) + len(rows)
         for first, last in as_ranges([chunk.first_seq + row for row in rows]):
             op = Op(log)
-            if self.state.read_only is None and self.state.has_room(CONTROL_BYTES):
-                self.state.add_frame(
-                    frames.encode_control(frames.LOSS, log.id, self.state.now_ms, [first, last, "corrupt"])
+            if state.read_only is None and state.has_room(CONTROL_BYTES):
+                state.add_frame(
+                    frames.encode_control(frames.LOSS, log.id, state.now_ms, [first, last, "corrupt"])
                 )
             log.stage_loss((first, last, "corrupt"), op)
-            self.state.count_live(op)
+            state.count_live(op)
             log.publish_now(op)
-        self.state.touched[log.id] = log
+        state.touched[log.id] = log
 
     def _redelete(self, log: TopicLog, ranges: list[Range]) -> None:
         """Delete records whose bytes were erased: they were deleted, though no other trace of that is left."""
+        state = self.state
         op = Op(log)
-        if self.state.read_only is None and self.state.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
+        if state.read_only is None and state.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
             deletion = Deletion(ranges, False)
-            self.state.add_frame(frames.encode_control(frames.DELETE, log.id, self.state.now_ms, deletion))
+            state.add_frame(frames.encode_control(frames.DELETE, log.id, state.now_ms, deletion))
         log.stage_delete(ranges, op)
-        self.state.count_live(op)
+        state.count_live(op)
         log.publish_now(op)
 
     def park(self, token: object, command: cmd.Diff, log: TopicLog, head: int) -> None:
@@ -120,6 +123,7 @@ class Reads:
 
     def unpark(self, token: object, log: TopicLog) -> None:
         """Drop a parked read, for example because its client has disconnected. No effect if it is not parked."""
+        state = self.state
         for waiter in log.waiters:
             assert isinstance(waiter, Waiter)
             if waiter.token is token:
@@ -127,37 +131,35 @@ class Reads:
                 self._close_waiter(waiter)
                 return
         # It is being handled (again), and waits for the topic's upkeep or for cold blocks.
-        if self.state.cold.waiting:
-            self.state.cold.withdraw(lambda found: found is token)
-        if self.state.upkeep:
-            self.state.upkeep.withdraw(lambda found: found is token)
+        if state.cold.waiting:
+            state.cold.withdraw(lambda found: found is token)
+        if state.upkeep:
+            state.upkeep.withdraw(lambda found: found is token)
 
     def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
-        self.state.waiter_count += 1
-        heapq.heappush(self.state.waiter_heap, (due_ms, self.state.waiter_count, waiter))
-        if len(self.state.waiter_heap) > 2 * self.state.waiting + WAITERS_DONE_MAX:
+        state = self.state
+        state.waiter_count += 1
+        heapq.heappush(state.waiter_heap, (due_ms, state.waiter_count, waiter))
+        if len(state.waiter_heap) > 2 * state.waiting + WAITERS_DONE_MAX:
             # Answered waiters would stay until their deadline: half a minute of a busy tail.
-            self.state.waiter_heap = [entry for entry in self.state.waiter_heap if not entry[2].done]
-            heapq.heapify(self.state.waiter_heap)
+            state.waiter_heap = [entry for entry in state.waiter_heap if not entry[2].done]
+            heapq.heapify(state.waiter_heap)
 
     def end_polls(self) -> None:
         """Answer long polls whose deadline has passed."""
+        state = self.state
         room = limits.WAKE_BYTES_MAX
         for _ in range(limits.POLLS_ENDED_MAX):
-            if (
-                room <= 0
-                or not self.state.waiter_heap
-                or self.state.waiter_heap[0][0] > self.state.clock.mono_ms
-            ):
+            if room <= 0 or not state.waiter_heap or state.waiter_heap[0][0] > state.clock.mono_ms:
                 return
-            waiter = heapq.heappop(self.state.waiter_heap)[2]
+            waiter = heapq.heappop(state.waiter_heap)[2]
             if waiter.done:
                 continue
-            if self.state.can_send(waiter.token):
+            if state.can_send(waiter.token):
                 waiter.log.waiters.remove(waiter)
                 room -= self.serve_waiter(waiter, is_last=True)
             else:
-                self._push_waiter(waiter, self.state.clock.mono_ms + SEND_RETRY_MS)
+                self._push_waiter(waiter, state.clock.mono_ms + SEND_RETRY_MS)
 
     def serve_waiter(self, waiter: Waiter, *, is_last: bool = False) -> int:
         """Answer a parked read if there is something new for it, or it `is_last`; returns the delivery cost in bytes."""
@@ -206,29 +208,30 @@ class Reads:
         return state
 
     def _list(self, token: object, command: cmd.ListTopics) -> None:
+        state = self.state
         size = min(max(command.limit, 1), limits.LIST_PAGE_MAX)
         rows: list[cmd.TopicState] = []
         timed: TopicLog | None = None  # a topic whose state depends on the time
         pending: UpkeepPending | None = None
         for name in islice(self._listed(command), size + 1):
-            log = self.state.published[name]
+            log = state.published[name]
             if log.config.ttl_ms or log.expiries or log.may_expire or log.deferred or log.is_over_cap:
                 try:
-                    self.state.touch(log)
+                    state.touch(log)
                 except UpkeepPending as error:  # continue, so that the other topics are queued as well
                     pending = error
                     continue
-                self.state.postpone_if_expiring(log)
+                state.postpone_if_expiring(log)
                 timed = log
             if command.touch and len(rows) < size:
-                log.last_read_ts = self.state.now_ms
+                log.last_read_ts = state.now_ms
             rows.append(self._state_of(log))
         if pending is not None:
             raise pending
         if timed is not None:
-            self.state.answer(token, cmd.TopicList(rows), timed)
+            state.answer(token, cmd.TopicList(rows), timed)
         else:
-            self.state.ready.append((token, cmd.TopicList(rows)))
+            state.ready.append((token, cmd.TopicList(rows)))
 
     def _listed(self, command: cmd.ListTopics) -> Iterator[str]:
         """The names of a list request, ascending; names outside its prefixes are skipped without a scan."""

@@ -195,6 +195,7 @@ class TransactionCommits:
                 self.transactions.reply_error(txn, waiter.token, refusal, waiter.command)
 
     def _decide(self, txn: Transaction, command: txc.CommitTransaction) -> Steps:
+        state = self.state
         disk, log, path = self.transactions.disk, txn.log, self._path(txn)
         assert disk is not None and log.transactions is not None
         known = log.transactions
@@ -209,22 +210,22 @@ class TransactionCommits:
             self._check_read(txn, chosen, read)
             self._append_whole(txn, read)
             return
-        if self.state.config.min_free_bytes:
+        if state.config.min_free_bytes:
             free = yield Blocking(STAGE_KIND, disk.free_bytes)
             # Until a checkpoint a record is stored twice, in addition to the staged copy.
-            if free < self.state.config.min_free_bytes + 2 * size:
+            if free < state.config.min_free_bytes + 2 * size:
                 raise Throttled("not enough disk space for the batch; free some", limit="disk_full")
         entry, end = encode_decision(chosen), txn.end
         yield Blocking(STAGE_KIND, lambda: write_entries(disk, path, end, [entry], sync=True))
         self._check_commit(txn, records, size, largest)
-        self.state.reserve(2 * CONTROL_BYTES)
+        state.reserve(2 * CONTROL_BYTES)
         txn.end += len(entry)
         txn.bytes += len(entry)
         self.transactions.staged_bytes += len(entry)
         txn.order = chosen
         decision = Decision(end, len(chosen), records, size)
         txn.decide(decision)
-        self.state.bytes_reserved += size
+        state.bytes_reserved += size
         self.transactions.log_entry(log, frames.TXN_DECIDED, Decided(txn.id, decision))
         yield WaitSynced(0)
 
@@ -345,16 +346,17 @@ class TransactionCommits:
 
     def _can_append(self, txn: Transaction, read: list[Records | None]) -> bool:
         """Whether there is space for a slice. Caps were checked before the decision. The last space is kept for deletes."""
+        state = self.state
         try:
-            self.state.upkeep_now(txn.log)
+            state.upkeep_now(txn.log)
         except (OSError, TopicsError):
             return False
         if (
-            self.state.low_space or self.state.disk_full or self.state.log_full
+            state.low_space or state.disk_full or state.log_full
         ) and txn.log.config.durability != "ephemeral":
             return False
         made = [records for records in read if records is not None]
-        return self.state.has_room(self._need(txn, made) + len(read) * CONTROL_BYTES)
+        return state.has_room(self._need(txn, made) + len(read) * CONTROL_BYTES)
 
     def _append_slice(
         self, txn: Transaction, decision: Decision, placed: list[ChunkPosition], read: list[Records | None]
@@ -405,22 +407,23 @@ class TransactionCommits:
         """End a commit, in the envelope with its last records. Commit requests are answered once that is synced, in every
         durability class, because the producer then discards the batch.
         """
+        state = self.state
         log, known = txn.log, txn.log.transactions
         assert known is not None
-        forgotten = known.evictable_producers(txn.producer, self.state.now_ms) or []
-        entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, self.state.now_ms, forgotten)
+        forgotten = known.evictable_producers(txn.producer, state.now_ms) or []
+        entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, state.now_ms, forgotten)
         self.transactions.log_entry(log, frames.TXN_ADVANCED, entry)
         waiter, txn.commit_waiters = txn.commit_waiters, []
         for over in known.note_advanced(entry):
             if over is not txn:
                 self.transactions.answer_all(over, TransactionNotFound(log.name, over.id))
             self.transactions.with_work[over] = None
-        self.state.counters["txn_committed"] += 1
+        state.counters["txn_committed"] += 1
         for one in waiter:
             if not one.is_answered:
-                self.state.add_op(Op(log, one.token, self.transactions.committed(log, txn.id), sync=True))
+                state.add_op(Op(log, one.token, self.transactions.committed(log, txn.id), sync=True))
         if not waiter:
-            self.state.add_op(Op(log, sync=True))  # readers see its records, in order, once they are synced
+            state.add_op(Op(log, sync=True))  # readers see its records, in order, once they are synced
 
 
 def _sizes(records: Records) -> list[int]:

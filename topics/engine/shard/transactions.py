@@ -88,15 +88,16 @@ class Transactions:
     # -- begin ---------------------------------------------------------------------------------------------
 
     def _begin_transaction(self, token: object, command: txc.BeginTransaction) -> None:
-        self.state.check_writable()
-        log = self.state.for_write(command.topic)
+        state = self.state
+        state.check_writable()
+        log = state.for_write(command.topic)
         config = log.config if log is not None else self._begin_config(command)
         known = log.transactions if log is not None else None
         txn_id = transaction_id(command.producer, command.batch)
         if log is not None and known is not None and self._answer_known(token, log, known, command, txn_id):
             return
         self._check_opening(known, command.producer)
-        self.state.reserve(4 * CONTROL_BYTES)
+        state.reserve(4 * CONTROL_BYTES)
         created = log is None
         if log is None:
             log = self.appends.create(command.topic, config)
@@ -111,7 +112,7 @@ class Transactions:
         op = Op(log, token, result, sync=created or config.durability == "fsync")
         if created:
             op.config = config
-        self.state.add_op(op)
+        state.add_op(op)
 
     def _begin_config(self, command: txc.BeginTransaction) -> TopicConfig:
         """The config of a topic that a transaction creates, as for a write without a config."""
@@ -242,14 +243,15 @@ class Transactions:
     # -- commit and abort ----------------------------------------------------------------------------------
 
     def _commit_transaction(self, token: object, command: txc.CommitTransaction) -> None:
-        self.state.check_writable()
+        state = self.state
+        state.check_writable()
         if len({name for name, _, _ in command.parts}) < len(command.parts):
             raise InvalidRequest("a part is listed twice")
         try:
             log, txn = self._find_transaction(command.topic, command.txn)
         except TransactionCommitted:
-            log = self.state.staged[command.topic]
-            self.state.answer(token, self.committed(log, command.txn), log, held=log.pending > 0)
+            log = state.staged[command.topic]
+            state.answer(token, self.committed(log, command.txn), log, held=log.pending > 0)
             return
         if len(txn.commit_waiters) >= limits.TXN_COMMITS_WAITING_MAX:
             raise Throttled(
@@ -258,7 +260,7 @@ class Transactions:
                 max=limits.TXN_COMMITS_WAITING_MAX,
             )
         self._renew(txn)
-        waiter = CommitWaiter(token, command, self.state.clock.mono_ms + command.wait_ms)
+        waiter = CommitWaiter(token, command, state.clock.mono_ms + command.wait_ms)
         self.timer_ms = min(self.timer_ms, waiter.until_ms)
         txn.commit_waiters.append(waiter)
         self.with_work[txn] = None
@@ -402,15 +404,16 @@ class Transactions:
 
         A later erase relies on there being no file of a committed batch.
         """
+        state = self.state
         disk = self.disk
-        if self.state.read_only is not None or disk is None:
+        if state.read_only is not None or disk is None:
             return
-        for log in self.state.by_id.values():
+        for log in state.by_id.values():
             known = log.transactions
             if known is None:
                 continue
             known.ended = {}
-            directory = self.state.reader.topic_dir(log.id)
+            directory = state.reader.topic_dir(log.id)
             by_name = {txn.name: txn for txn in known.open.values()}
             for name in disk.list(directory):
                 txn = by_name.get(name)
@@ -421,7 +424,7 @@ class Transactions:
                     disk.remove(f"{directory}/{name}")
             for txn in known.open.values():
                 txn.is_indexed = False
-                self.state.bytes_reserved += txn.reserved
+                state.bytes_reserved += txn.reserved
                 self._add_transaction(txn)
                 if txn.decision is not None:
                     self.with_work[txn] = None
@@ -477,13 +480,14 @@ class Transactions:
 
     def check_transactions(self) -> None:
         """Assert that the shard's totals match its transactions."""
+        state = self.state
         assert self.staged_bytes == sum(txn.bytes for txn in self.open), self.staged_bytes
         assert self.staged_chunks == sum(len(txn.chunks) for txn in self.open), self.staged_chunks
-        if self.state.read_only is not None:
+        if state.read_only is not None:
             return
         reserved = sum(txn.reserved for txn in self.open if not txn.is_ended)
-        assert reserved == self.state.bytes_reserved, (reserved, self.state.bytes_reserved)
-        for log in self.state.by_id.values():
+        assert reserved == state.bytes_reserved, (reserved, state.bytes_reserved)
+        for log in state.by_id.values():
             known = log.transactions
             if known is None or log.dropped:
                 continue

@@ -75,11 +75,12 @@ class ConsumerAdmin:
 
     def _put_steps(self, token: object, command: con.PutConsumer, log: TopicLog) -> Work:
         """Find the start position, create or change the consumer, and reply once its lag is counted."""
+        state = self.state
         name, config = command.consumer, command.config
         known = _named(log, name)
         if known is not None and known.config == config:
             yield from self._wait_caught_up(log, known)
-            self.state.answer(token, self._consumer_state(log, known), log, held=log.pending > 0)
+            state.answer(token, self._consumer_state(log, known), log, held=log.pending > 0)
             return
         while True:
             changes = log.consumers.changes if log.consumers is not None else 0
@@ -100,16 +101,16 @@ class ConsumerAdmin:
                 cursor = known.cursor
             if changes == (log.consumers.changes if log.consumers is not None else 0):
                 break  # no consumer was created, changed or dropped during the scan
-        self.state.check_writable()
-        self.state.reserve(CONFIG_BYTES + len(initial_seqs) * RANGE_BYTES)
-        created_ms = self.state.now_ms if known is None else known.created_ms
+        state.check_writable()
+        state.reserve(CONFIG_BYTES + len(initial_seqs) * RANGE_BYTES)
+        created_ms = state.now_ms if known is None else known.created_ms
         stored = ConsumerStored(name, config, cursor, initial_seqs, created_ms)
-        self.state.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, self.state.now_ms, stored))
+        state.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, state.now_ms, stored))
         consumer = self.store_consumer(log, stored)
-        consumer.active_ms = self.state.now_ms
+        consumer.active_ms = state.now_ms
         self.claims.set_idle_timer(log, consumer)
         self.claims.wake_claims(log, consumer)
-        self.state.touched[log.id] = log
+        state.touched[log.id] = log
         yield from self._answer_change(token, log, consumer, created=known is None)
 
     def _answer_change(
@@ -260,16 +261,17 @@ class ConsumerAdmin:
         self._end_consumer(log, consumer, token, result)
 
     def _end_consumer(self, log: TopicLog, consumer: Consumer, token: object, result: object) -> None:
-        self.state.reserve(CONTROL_BYTES + len(consumer.name))
-        frame = frames.encode_control(frames.CONSUMER_DELETE, log.id, self.state.now_ms, consumer.name)
-        self.state.add_frame(frame)
+        state = self.state
+        state.reserve(CONTROL_BYTES + len(consumer.name))
+        frame = frames.encode_control(frames.CONSUMER_DELETE, log.id, state.now_ms, consumer.name)
+        state.add_frame(frame)
         self.remove_consumer(log, consumer)
         self.claims.fail_claims(log, ConsumerNotFound(log.name, consumer.name), consumer)
         op = Op(log, token, result, sync=True)
         self.leases.prune_settled(log, op)
-        self.state.count_live(op)
-        self.state.touched[log.id] = log
-        self.state.add_op(op)
+        state.count_live(op)
+        state.touched[log.id] = log
+        state.add_op(op)
 
     def remove_consumer(self, log: TopicLog, consumer: Consumer) -> None:
         """Remove a consumer, live or in replay."""
@@ -455,23 +457,24 @@ class ConsumerAdmin:
     # -- inactive consumers --------------------------------------------------------------------------------
 
     def end_idle_consumers(self) -> None:
+        state = self.state
         timers = self.claims.idle_timers
-        while timers and timers[0][0] <= self.state.clock.mono_ms and self.state.read_only is None:
+        while timers and timers[0][0] <= state.clock.mono_ms and state.read_only is None:
             log_and_consumer = self.claims.idle.get(heapq.heappop(timers)[1])
             if log_and_consumer is None:
                 continue
             log, consumer = log_and_consumer
-            consumer.process_timeouts(self.state.now_ms)
+            consumer.process_timeouts(state.now_ms)
             in_use = consumer.waiters or consumer.in_flight or consumer.counts[MOVING]
             if in_use or self.leases.is_followed(log.name, consumer.name):
-                consumer.active_ms = self.state.now_ms
-            if self.state.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
+                consumer.active_ms = state.now_ms
+            if state.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
                 self.claims.set_idle_timer(log, consumer)
-            elif self.state.has_room(CONTROL_BYTES + len(consumer.name)):
-                self.state.upkeep_now(log)
+            elif state.has_room(CONTROL_BYTES + len(consumer.name)):
+                state.upkeep_now(log)
                 self._end_consumer(log, consumer, None, None)
             else:
-                consumer.active_ms = self.state.now_ms  # the disk is full: try again later
+                consumer.active_ms = state.now_ms  # the disk is full: try again later
                 self.claims.set_idle_timer(log, consumer)
 
 

@@ -178,10 +178,11 @@ class Claims:
 
     def _set_timer(self, log: TopicLog, consumer: Consumer) -> None:
         """Set a timer for the next lease or delay that ends, if claims wait or streams hold leases."""
+        state = self.state
         if not consumer.waiters and not consumer.connections:
             return
         at_ms = consumer.next_change_ms()
-        if consumer.is_paused(self.state.now_ms) and not consumer.connections:
+        if consumer.is_paused(state.now_ms) and not consumer.connections:
             at_ms = max(consumer.paused_until_ms, 0)
         elif consumer.config.replay == "original":
             due_ms = self.leases.replay_due(log, consumer)
@@ -189,8 +190,8 @@ class Claims:
         if not at_ms:
             return
         # A lease may last a day, in which the engine's clock and the monotonic clock may drift apart: check in between.
-        wake_ms = self.state.clock.mono_ms + min(max(at_ms - self.state.now_ms, 0) + 1, limits.CLAIM_CHECK_MS)
-        if not self.state.clock.mono_ms < consumer.wake_ms <= wake_ms:
+        wake_ms = state.clock.mono_ms + min(max(at_ms - state.now_ms, 0) + 1, limits.CLAIM_CHECK_MS)
+        if not state.clock.mono_ms < consumer.wake_ms <= wake_ms:
             consumer.wake_ms = wake_ms
             heapq.heappush(self.timers, (wake_ms, next(self.numbers), log, consumer, None))
 
@@ -247,17 +248,18 @@ class Claims:
 
         Without `may_push`, streams keep waiting.
         """
-        if consumer.window_ms and consumer.window_ms > self.state.clock.mono_ms:
+        state = self.state
+        if consumer.window_ms and consumer.window_ms > state.clock.mono_ms:
             return 0
         window_ms, consumer.window_ms = consumer.window_ms, 0
         claims = cast("list[WaitingClaim]", list(consumer.waiters.values()))
         if not may_push:
             claims = [claim for claim in claims if not claim.command.standing]
-        if log.dropped or self.state.read_only is not None or consumer.dropped:
+        if log.dropped or state.read_only is not None or consumer.dropped:
             return 0  # `fail_claims` answers them
         size = 0
         try:
-            self.state.touch(log)
+            state.touch(log)
             if self.leases.is_behind(log, consumer):
                 took = self.leases.catch_up(log, consumer)
                 if self.leases.is_behind(log, consumer):
@@ -276,7 +278,7 @@ class Claims:
                     self._set_timer(log, consumer)
                 return 0
             if jitter:
-                sendable = [claim for claim in claims if self.state.can_send(claim.token)]
+                sendable = [claim for claim in claims if state.can_send(claim.token)]
                 if len(sendable) < len(claims):
                     self.blocked_claims[id(consumer)] = log, consumer
                 size = self._distribute(log, consumer, sendable)
@@ -285,7 +287,7 @@ class Claims:
         except ColdMiss as miss:
             self._wait_with_claims(log, consumer, miss)
         except UpkeepPending:
-            self.state.upkeep.wait(
+            state.upkeep.wait(
                 log, lambda error: self.wake_claims(log, consumer), name=("claims", id(consumer))
             )
         except TopicsError as error:
@@ -345,20 +347,21 @@ class Claims:
 
     def fail_claims(self, log: TopicLog, error: TopicsError, consumer: Consumer | None = None) -> None:
         """Answer all waiting claims with an error: the topic, the consumer or the shard is unavailable."""
+        state = self.state
         if log.consumers is None:
             return
         for one in [consumer] if consumer is not None else log.consumers.all():
             for claim in list(one.waiters.values()):
                 assert isinstance(claim, WaitingClaim)
                 self.unpark_claim(claim)
-                self.state.ready.append((claim.token, error))
+                state.ready.append((claim.token, error))
             pending, one.pending_replies = one.pending_replies, []
             for op in pending:
                 assert isinstance(op, Op)
-                if self.state.read_only is None:
-                    self.state.add_op(op)
+                if state.read_only is None:
+                    state.add_op(op)
                 else:
-                    self.state.ready.append((op.token, error))
+                    state.ready.append((op.token, error))
 
     # -- delivery to claims --------------------------------------------------------------------------------
 
@@ -466,13 +469,14 @@ class Claims:
 
     def _state_of_queue(self, token: object, command: cmd.State) -> None:
         """Process the lease timeouts of a queue before its counts are read."""
-        log = self.state.published.get(command.topic)
+        state = self.state
+        log = state.published.get(command.topic)
         queue = log.consumers.queue if log is not None and log.consumers is not None else None
-        if log is None or queue is None or queue.process_timeouts(self.state.now_ms):
+        if log is None or queue is None or queue.process_timeouts(state.now_ms):
             self._inner_state(token, command)
         else:
-            self.state.touch(log)
-            self.state.long.start(token, command, log, self._state_steps(token, command, queue))
+            state.touch(log)
+            state.long.start(token, command, log, self._state_steps(token, command, queue))
 
     def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
         while not queue.process_timeouts(self.state.now_ms):

@@ -57,25 +57,26 @@ class DeadLetters:
 
     def dead_letters_to_send(self, log: TopicLog, count: int, max_bytes: int) -> list[con.DeadLetter]:
         """The next dead letters that may be sent, in order of their numbers, all for one target."""
+        state = self.state
         consumers = log.consumers
         if consumers is None or log.dropped or not consumers.dead_letters:
-            self.state.dead_letters_due.pop(log.id, None)
+            state.dead_letters_due.pop(log.id, None)
             return []
         try:
-            self.state.touch(log)
+            state.touch(log)
             return self._collect_dead_letters(log, consumers, count, max_bytes)
         except UpkeepPending:
-            self.state.dead_letters_due.pop(log.id, None)
-            self.state.upkeep.wait(log, lambda error: self._retry_dead_letters(log, error), name="letters")
+            state.dead_letters_due.pop(log.id, None)
+            state.upkeep.wait(log, lambda error: self._retry_dead_letters(log, error), name="letters")
             return []
         except ColdMiss as miss:
-            self.state.dead_letters_due.pop(log.id, None)
+            state.dead_letters_due.pop(log.id, None)
             try:
-                self.state.cold.wait(
+                state.cold.wait(
                     miss, lambda error: self._retry_dead_letters(log, error), name=("letters", log.id)
                 )
             except TopicsError:
-                self.state.dead_letters_due[log.id] = log  # the sender retries
+                state.dead_letters_due[log.id] = log  # the sender retries
                 raise
             return []
 
@@ -155,12 +156,13 @@ class DeadLetters:
 
     def _settle_dead_letters(self, token: object, command: con.SettleDeadLetters) -> None:
         """The target has received the dead letters up to a number, or refused them."""
-        self.state.check_writable()
-        log = self.state.by_id.get(command.source_id)
+        state = self.state
+        state.check_writable()
+        log = state.by_id.get(command.source_id)
         if log is None or log.dropped or log.consumers is None:
-            self.state.ready.append((token, con.DeadLettersSettled(command.topic)))
+            state.ready.append((token, con.DeadLettersSettled(command.topic)))
             return
-        self.state.touch(log)
+        state.touch(log)
         consumers = log.consumers
         by_consumer: dict[str, list[int]] = {}
         for number, letter in consumers.dead_letters.items():
@@ -172,13 +174,13 @@ class DeadLetters:
         sync = not command.done or log.config.durability == "fsync"
         op = Op(log, token, con.DeadLettersSettled(command.topic), sync=sync)
         for name, seqs in by_consumer.items():
-            self.state.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
+            state.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
             consumer = consumers.find(name)
             if consumer is None:
                 consumers.drop_dead_letters(name, set(seqs))
                 continue
             if not command.done:
-                event = Event(name, UNMOVED, seqs, self.state.now_ms + limits.DEAD_LETTER_RETRY_MS)
+                event = Event(name, UNMOVED, seqs, state.now_ms + limits.DEAD_LETTER_RETRY_MS)
             else:
                 event = Event(name, MOVED, seqs)
             self.leases.log_event(log, event)
@@ -191,15 +193,16 @@ class DeadLetters:
             else:
                 self.leases.prune_into(log, seqs, op)
         if not consumers.dead_letters:
-            self.state.dead_letters_due.pop(log.id, None)
-        self.state.count_live(op)
-        self.state.add_op(op)
+            state.dead_letters_due.pop(log.id, None)
+        state.count_live(op)
+        state.add_op(op)
 
     # -- target --------------------------------------------------------------------------------------------
 
     def _take_dead_letters(self, token: object, command: con.TakeDeadLetters) -> None:
-        self.state.check_writable()
-        log = self.state.for_write(command.topic)
+        state = self.state
+        state.check_writable()
+        log = state.for_write(command.topic)
         has = 0
         if log is not None and log.consumers is not None:
             has = log.consumers.received.get(command.source_id, 0)
@@ -209,7 +212,7 @@ class DeadLetters:
         if not letters:
             assert log is not None
             # They may not be synced here yet, and the source is about to delete them.
-            self.state.add_op(Op(log, token, result, sync=True))
+            state.add_op(Op(log, token, result, sync=True))
             return
         try:
             op = self._append_dead_letters(log, command.topic, letters)
@@ -218,7 +221,7 @@ class DeadLetters:
                 raise
             # Some were received, though the source does not know: tell it, so that it does not reuse their numbers.
             result.last_number = has
-            self.state.add_op(Op(log, token, result, sync=True))
+            state.add_op(Op(log, token, result, sync=True))
             return
         op.token, op.result = token, result
         log = op.log
@@ -226,7 +229,7 @@ class DeadLetters:
             log.consumers = TopicConsumers()
         log.consumers.note_received(command.source_id, last)
         taken = DeadLettersReceived(command.source_id, last)
-        self.state.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, self.state.now_ms, taken))
+        state.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, state.now_ms, taken))
 
     def _append_dead_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
         """Append them as one write, synced in every durability class."""

@@ -407,15 +407,16 @@ class Leases:
         tombstone: Tombstone | None,
     ) -> None:
         """Lease the selected records and reply."""
+        state = self.state
         seqs = page.seqs
         has_moved = cursor != consumer.cursor
         if not seqs and not has_moved:
-            self.state.ready.append((token, self.claimed(log, consumer, tombstone)))
+            state.ready.append((token, self.claimed(log, consumer, tombstone)))
             return
         durable = is_durable(log.config, consumer)
         if durable:
             try:
-                self.state.reserve(CONTROL_BYTES + len(command.node) + len(seqs) * SEQ_BYTES)
+                state.reserve(CONTROL_BYTES + len(command.node) + len(seqs) * SEQ_BYTES)
             except TopicsError:
                 consumer.put_back(seq for seq in seqs if seq in consumer.entries)
                 raise
@@ -424,8 +425,7 @@ class Leases:
         acks = consumer.config.ack != "none"
         policy = policy_of(log.config, consumer)
         deadlines = [
-            self.state.now_ms + policy.lease_for(command.lease_ms, number) if acks else 0
-            for number in deliveries
+            state.now_ms + policy.lease_for(command.lease_ms, number) if acks else 0 for number in deliveries
         ]
         first_id, before = self.lease_id, consumer.cursor
         self.lease_id = (self.lease_id + len(seqs)) & ID_MASK
@@ -444,13 +444,13 @@ class Leases:
         result = self.claimed(log, consumer, tombstone)
         result.page, result.lease_ids = page, ids
         result.deadlines, result.deliveries = deadlines, deliveries
-        log.last_read_ts = self.state.now_ms
+        log.last_read_ts = state.now_ms
         if durable:
-            self.state.add_op(Op(log, token, result, unordered=True))
+            state.add_op(Op(log, token, result, unordered=True))
             if not acks:
                 self._prune(log, seqs)
         else:
-            self.state.ready.append((token, result))
+            state.ready.append((token, result))
 
     def claimed(self, log: TopicLog, consumer: Consumer, tombstone: Tombstone | None = None) -> con.Claimed:
         """An empty reply to a claim."""
@@ -575,16 +575,17 @@ class Leases:
 
     def run_pruning(self) -> None:
         """Do one turn's share of pruning."""
+        state = self.state
         left = PRUNE_PER_TURN
         pending: dict[int, TopicLog] = {}
-        while left > 0 and self.state.pruning and self.state.read_only is None:
-            log = self.state.pruning.pop(next(iter(self.state.pruning)))
+        while left > 0 and state.pruning and state.read_only is None:
+            log = state.pruning.pop(next(iter(state.pruning)))
             assert log.consumers is not None
             queue = log.consumers.pruning
             left -= 1
             try:
                 if not log.dropped:
-                    self.state.touch(log)
+                    state.touch(log)
                     left -= self._prune_slice(log, queue[0])
             except UpkeepPending:
                 pending[log.id] = log
@@ -595,24 +596,25 @@ class Leases:
             while queue and (log.dropped or queue[0].work is None):
                 done = queue.popleft()
                 if done.answer is not None:
-                    self.state.add_op(done.answer)
+                    state.add_op(done.answer)
                 if not log.dropped:
                     break
             if queue:
-                self.state.pruning[log.id] = log
-        self.state.pruning |= pending
+                state.pruning[log.id] = log
+        state.pruning |= pending
 
     def end_pruning(self, error: TopicsError | None = None) -> None:
         """Stop pruning: the shard stops or is read-only. The rest is checked after a restart."""
-        for log in self.state.pruning.values():
+        state = self.state
+        for log in state.pruning.values():
             assert log.consumers is not None
             for request in log.consumers.pruning:
                 if request.answer is not None and error is None:
-                    self.state.add_op(request.answer)
+                    state.add_op(request.answer)
                 elif request.answer is not None:
-                    self.state.ready.append((request.answer.token, error))
+                    state.ready.append((request.answer.token, error))
             log.consumers.pruning.clear()
-        self.state.pruning = {}
+        state.pruning = {}
 
     def _prune_slice(self, log: TopicLog, request: PruneRequest) -> int:
         """Do one slice; `work` is None when the request is done."""

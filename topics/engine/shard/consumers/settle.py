@@ -41,16 +41,17 @@ class Settlement:
         state.handlers |= {con.Settle: self._settle, con.Release: self._release}
 
     def _settle(self, token: object, command: con.Settle) -> None:
+        state = self.state
         log, consumer = self.leases.find_consumer(command.topic, command.consumer)
-        self.state.check_writable()
-        consumer.process_timeouts(self.state.now_ms)
-        consumer.active_ms = self.state.now_ms
+        state.check_writable()
+        consumer.process_timeouts(state.now_ms)
+        consumer.active_ms = state.now_ms
         held, skipped = self._held(consumer, command)
         is_all = command.kind == "ack" and consumer.config.ack == "all" and bool(consumer.name)
         if held and is_all:
             if len(consumer.entries) > limits.CLAIM_MAX:
                 work = self._ack_up_to(token, command, log, consumer, max(held), skipped)
-                self.state.long.start(token, command, log, work)
+                state.long.start(token, command, log, work)
                 return
             held = pending_up_to(consumer, consumer.entries, max(held))
         policy = policy_of(log.config, consumer)
@@ -68,7 +69,7 @@ class Settlement:
             self._extend(log, consumer, held, command, op)
         if number != log.consumers.next_dead_letter:
             self.leases.note_dead_letters(log, command)
-        self.state.count_live(op)
+        state.count_live(op)
         self._finish_settle(log, consumer, op, result)
 
     def _finish_settle(self, log: TopicLog, consumer: Consumer, op: Op, result: con.Settled) -> None:
@@ -223,25 +224,26 @@ class Settlement:
 
     def _release(self, token: object, command: con.Release) -> None:
         """A connection has closed: return its leases. Logged only if leases are durable."""
-        log = self.state.published.get(command.topic)
+        state = self.state
+        log = state.published.get(command.topic)
         consumer = (
             log.consumers.find(command.consumer) if log is not None and log.consumers is not None else None
         )
         if log is None or consumer is None:
-            self.state.ready.append((token, con.Released(command.topic, 0)))
+            state.ready.append((token, con.Released(command.topic, 0)))
             return
         claim = consumer.parked.get(command.connection)
         if claim is not None:
             assert isinstance(claim, WaitingClaim)
             self.claims.unpark_claim(claim)
-        self.state.cold.withdraw_connection(command.connection)
-        consumer.active_ms = self.state.now_ms
-        consumer.process_timeouts(self.state.now_ms)
+        state.cold.withdraw_connection(command.connection)
+        consumer.active_ms = state.now_ms
+        consumer.process_timeouts(state.now_ms)
         work = self._release_steps(token, command, log, consumer)
         if consumer.leases_of(command.connection) <= SETTLED_PER_SLICE:
             next(work, None)
         else:
-            self.state.long.start(token, command, log, work, refusable=False)  # no client would retry it
+            state.long.start(token, command, log, work, refusable=False)  # no client would retry it
 
     def _release_steps(self, token: object, command: con.Release, log: TopicLog, consumer: Consumer) -> Work:
         released = 0
