@@ -57,7 +57,7 @@ class Ratio:
     work: str
     unit: str
     ours: float
-    beside: float
+    baseline: float
     ratio: float
     aim: float | None = None
     at_most: bool = False
@@ -70,7 +70,7 @@ class Ratio:
     def line(self) -> str:
         aim = "" if self.aim is None else f"{'≤' if self.at_most else '≥'} {self.aim:g} ×"
         verdict = "" if self.aim is None else "met" if self.is_met else "**missed**"
-        return f"| {self.work} | {self.ours:.3g} {self.unit} | {self.beside:.3g} {self.unit} | {self.ratio:.2f} × | {aim} | {verdict} |"
+        return f"| {self.work} | {self.ours:.3g} {self.unit} | {self.baseline:.3g} {self.unit} | {self.ratio:.2f} × | {aim} | {verdict} |"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Size:
     rounds: int
     segments: int  # to read and export, of 10 000 records of 216 bytes
     merged: int  # segments per merge
-    beside: int  # segments merged during writes
+    during_writes: int  # segments merged during writes
 
     @classmethod
     def of(cls, *, quick: bool) -> Size:
@@ -89,8 +89,8 @@ class Size:
 
 def paired(work: str, unit: str, pairs: list[tuple[float, float]], aim: float | None = None) -> Ratio:
     """A ratio of rates: higher is better."""
-    ours, beside = (median(pair[side] for pair in pairs) for side in (0, 1))
-    return Ratio(work, unit, ours, beside, median(one / other for one, other in pairs), aim)
+    ours, baseline = (median(pair[side] for pair in pairs) for side in (0, 1))
+    return Ratio(work, unit, ours, baseline, median(one / other for one, other in pairs), aim)
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -277,11 +277,11 @@ def starting(folder: str, size: Size) -> list[Ratio]:
     return [found]
 
 
-def beside_writes(folder: str, size: Size) -> list[Ratio]:
+def during_writes(folder: str, size: Size) -> list[Ratio]:
     topics = [f"m{number}" for number in range(size.rounds)]
     middle: list[tuple[float, float]] = []
     high: list[tuple[float, float]] = []
-    with filled(folder, topics, size.beside) as server:
+    with filled(folder, topics, size.during_writes) as server:
         Client(server.address).ask("PUT", "/v0/topics/live", {})
         write_for(server, "live", 2.0)
         for topic in topics:
@@ -295,7 +295,7 @@ def beside_writes(folder: str, size: Size) -> list[Ratio]:
                 during: list[float] = []
                 while job.poll() is None:
                     during += write_for(server, "live", 0.5)
-            if job.returncode or cold(folder, topic) >= size.beside:
+            if job.returncode or cold(folder, topic) >= size.during_writes:
                 raise RuntimeError(f"{topic} was not merged ({job.returncode}): the measurement is invalid")
             alone: list[float] = []
             while len(alone) < len(during):
@@ -319,7 +319,7 @@ ROWS = {
     "source": source_and_export,
     "merge": merging,
     "start": starting,
-    "writes": beside_writes,
+    "writes": during_writes,
 }
 
 

@@ -52,14 +52,14 @@ class Ratio:
     work: str
     unit: str
     ours: float
-    beside: float
+    baseline: float
     ratio: float
     aim: float | None = None
 
     @property
     def line(self) -> str:
         aim = "" if self.aim is None else f"≤ {self.aim:g}{'' if self.ratio <= self.aim else ', missed'}"
-        return f"| {self.work} | {self.ours:.3g} {self.unit} | {self.beside:.3g} {self.unit} | {self.ratio:.2f} | {aim} |"
+        return f"| {self.work} | {self.ours:.3g} {self.unit} | {self.baseline:.3g} {self.unit} | {self.ratio:.2f} | {aim} |"
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def slow_cold_tier(folder: str, size: Size) -> list[Ratio]:
 
 
 def paired(work: str, pairs: list[tuple[float, float]]) -> Ratio:
-    ratio = median(ours / beside for ours, beside in pairs)
+    ratio = median(ours / baseline for ours, baseline in pairs)
     return Ratio(work, "ms", median(p[0] for p in pairs), median(p[1] for p in pairs), ratio, AIM)
 
 
@@ -240,7 +240,7 @@ def during_relocation(folder: str, size: Size) -> list[Ratio]:
                 server.stop()
         pairs.append((pair[0], pair[1]))
     shutil.rmtree(f"{folder}/run", ignore_errors=True)
-    return [paired("write p99, segments on their way to the cold tier", pairs)]
+    return [paired("write p99 during relocation to the cold tier", pairs)]
 
 
 class Shell:

@@ -14,7 +14,7 @@ FLAT = 1.2  # growth up to this factor counts as flat
 MOST = 1000
 FLAT_ACK = (1, 100, MOST)
 KEPT = 0.95  # of the writes per second, at a fixed rate
-AGAINST, BESIDE = "nats", (10, 100)
+AGAINST, COMPARED = "nats", (10, 100)
 LAG_MS = 2.0
 
 
@@ -23,7 +23,7 @@ def judge(forward: list[Point], lag: list[Point]) -> list[AimResult]:
     return [
         *(_ack(forward, dests) for dests in FLAT_ACK),
         _kept(forward),
-        *(_against_peer(forward, dests) for dests in BESIDE),
+        *(_against_peer(forward, dests) for dests in COMPARED),
         _lag(lag),
     ]
 

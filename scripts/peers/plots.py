@@ -1,9 +1,8 @@
 """Plots as small SVG files: every value is one element on one line, so that changes show in a diff.
 
-Two kinds serve all pages: `lines` (a value over steps such as clients, one panel beside the other) and `spans`
-(p50, p99 and p99.9 of each row on one axis). Colours are Okabe and Ito's, which colour-blind readers can tell
-apart; each series has a marker and a direct label besides. A plot brings its own background: a page may be dark
-where the viewer's preference is light, and the text must stay readable.
+There are two kinds: `lines` (a value over steps such as clients, in adjacent panels) and `spans` (p50, p99 and p99.9 of
+each row on one axis). Colours are the Okabe-Ito palette, which colour-blind readers can distinguish; each series also has
+a marker and a label. Plots have their own background, so that text stays readable on dark pages.
 """
 
 from __future__ import annotations

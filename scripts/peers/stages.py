@@ -268,7 +268,7 @@ def _say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=5, help="of each of the four points")
-    parser.add_argument("--dir", default=None, help="where the data goes; a folder of its own is made there")
+    parser.add_argument("--dir", default=None, help="where to create a data directory")
     parser.add_argument("--json", metavar="PATH", help="also write the rows there")
     parser.add_argument(
         "--acks", action="store_true", help="instead: one writer in a closed loop, and no reader"

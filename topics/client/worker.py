@@ -1,4 +1,4 @@
-"""Workers for threads and for asyncio: claim jobs, run a handler, extend leases meanwhile, ack or nack."""
+"""Workers for threads and for asyncio: claim jobs, run a handler while extending leases, ack or nack."""
 
 from __future__ import annotations
 
