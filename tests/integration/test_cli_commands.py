@@ -148,7 +148,7 @@ def test_what_was_lost_is_told(cli: Cli, topic: str) -> None:
     cli("pub", topic, "1", "2", "3")
     assert cli("read", topic, "--from", "0", "--raw") == 0
     assert cli.out == "2\n3\n"
-    assert f"{topic}: record 1 is gone" in cli.err
+    assert f"{topic}: record 1 is lost" in cli.err
 
 
 def test_the_last_records(cli: Cli, topic: str, server: Server) -> None:
@@ -526,9 +526,9 @@ def test_errors_say_what_to_do(cli: Cli, topic: str, server: Server) -> None:
     assert cli("pub", topic, '"\udcff"') == 2  # an argument that is no UTF-8
     assert "UTF-8" in cli.err
     assert cli("read", topic, "--url", "http://127.0.0.1:99999") == 2
-    assert "99999' is no address" in cli.err
+    assert "99999' is not the URL of a server" in cli.err
     assert cli("read", topic, "--url", f"https://{server.host}:{server.port}") == 3
-    assert "does not speak TLS" in cli.err
+    assert "does not use TLS" in cli.err
 
 
 def test_a_server_that_is_away_is_told_before_the_end(cli: Cli, topic: str) -> None:
