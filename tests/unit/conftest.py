@@ -1,0 +1,23 @@
+"""Unit tests start no processes: one that tries to fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+import pytest
+
+
+def refuse(*_: object, **__: object) -> NoReturn:
+    raise AssertionError("a unit test starts a process: move it to tests/integration")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, Any, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fork", refuse)
+        patch.setattr(os, "posix_spawn", refuse)
+        patch.setattr(subprocess, "_fork_exec", refuse, raising=False)
+        return (yield)
