@@ -1,4 +1,4 @@
-"""Spark sessions with suitable settings: little logging, a found Java, and the data source `topics`."""
+"""Spark sessions: quiet logging, a Java runtime that is located automatically, and the data source `topics`."""
 
 from __future__ import annotations
 

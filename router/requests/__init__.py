@@ -1,1 +1,1 @@
-"""Request admission and endpoints."""
+"""Request admission (authentication, routing, limits) and the HTTP endpoints."""

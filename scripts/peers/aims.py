@@ -1,4 +1,4 @@
-"""Aims other than simple ratios between two points of the three works: some against a peer, some of topics alone."""
+"""Targets other than plain ratios for single writes, batches and reads."""
 
 from __future__ import annotations
 

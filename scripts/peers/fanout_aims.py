@@ -1,4 +1,4 @@
-"""Aims for fan-out: some against a peer, some of topics alone."""
+"""Performance targets for fan-out: ratios to NATS core, and bounds for topics alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aims for forwarding: latency of the writer's acks, copies per second, and lag of copies."""
+"""Performance targets for forwarding: latency of the writer's acks, copies per second, and lag of copies."""
 
 from __future__ import annotations
 

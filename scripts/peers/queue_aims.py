@@ -1,4 +1,4 @@
-"""Aims for queues."""
+"""Performance targets for queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of the engine, each with its reason and the reply when it is reached."""
+"""Limits of the engine. docs/limits.md says what happens beyond each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 # Limits of the HTTP API that the engine enforces itself, whichever protocol a request came through.
-TAG_BYTES_MAX = 1024  # u16 in the frame; 256 over HTTP, NATS subjects need more
+TAG_BYTES_MAX = 1024  # a frame could hold 65,535; the HTTP API allows 256
 NODE_BYTES_MAX = 128
 KEY_BYTES_MAX = 256
 BATCH_RECORDS_MAX = 10_000

@@ -1,4 +1,4 @@
-"""Sending of copies: from topics of this shard to the dests of their rules, on this shard or another.
+"""Sends the copies of routers: from source topics on this shard to destinations on this shard or another.
 
     shard.copies_due ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
           ▲                                                                                             │

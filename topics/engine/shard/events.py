@@ -1,4 +1,4 @@
-"""Events of a shard: what a feature may want to know of the others, without knowing them."""
+"""Events by which the features of a shard notify each other without importing each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-wide caps on topics and bytes: each shard holds a grant in escrow and requests more before it refuses a write.
+"""Server-wide caps on topics and bytes: each shard holds a share and requests more before it refuses a write.
 
 Shard 0 hosts the Catalog; every shard, including 0, has an Escrow. Both are free of I/O: events in, messages out.
 

@@ -21,7 +21,7 @@ from topics.engine.shard.transactions import Transactions
 
 
 class Shard:
-    """A feature knows the state and the features above it in this list. None inherits from another."""
+    """Each feature gets the state, and only features that were created before it. None inherits from another."""
 
     def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, disk: Disk) -> None:
         self.state = state = ShardState(config, clock, reader, disk.boot_id())

@@ -1,4 +1,4 @@
-"""Common parts of all data files: the 16-byte header, digests, and atomic writes.
+"""Common parts of data files: the 16-byte header (the log has its own), digests, and atomic writes.
 
 Digests are XXH3-64 in the canonical 8 bytes of the xxhash library.
 """

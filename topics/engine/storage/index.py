@@ -1,4 +1,4 @@
-"""The index of a topic in memory: for each record its position, time, flags, tag and node.
+"""Chunks of the row index in memory: for each record its position, time, flags, tag and node. topic/rows.py joins them.
 
 The index is a list of chunks, each a contiguous buffer of 32-byte rows with a numpy view. Row i of a chunk is seq first+i,
 so a lookup is arithmetic. A chunk becomes one segment. Its first `stored` rows are in the segment's files, the others in the

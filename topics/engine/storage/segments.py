@@ -1,6 +1,6 @@
-"""Segment files: appending, reading, truncating and removing them. Sealed segments: sealing.py; `.del`: delete_marks.py.
+"""Segment files of a topic (`.data`, `.idx`, `.dict`): append, read, truncate, remove.
 
-Called by checkpoints and recovery, which decide when.
+Checkpoints and recovery decide when. Sealed segments: sealing.py; `.del` files: delete_marks.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""HTTP/2, based on the h2 library."""
+"""HTTP/2 sessions without sockets, based on the h2 library."""

@@ -1,10 +1,10 @@
-"""Dead letters: records that a consumer moves to another topic, possibly on another shard.
+"""Dead letters: records that exhausted their deliveries and move to another topic, possibly on another shard.
 
     source                                  target
     MOVE, with a number, synced
       dead_letters_to_send ─────────────▶   TakeDeadLetters: those above the highest number received from this source
                                             are appended, with the new highest number, in one envelope; synced
-      EndMove ◀─────────────────────────    reply
+      SettleDeadLetters ◀───────────────    reply
     the job is deleted, or the entry dropped
 
 After a crash at any point the dead letter is still at the source, moving, and is sent again with its number, which the

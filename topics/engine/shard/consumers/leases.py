@@ -1,4 +1,4 @@
-"""Record selection and leases of consumers, and the records that leave a consumer for good.
+"""Leases: which records a claim gets and until when, and what becomes of records that exhausted their deliveries.
 
 Records to redeliver come first, lowest seq first, then undelivered ones, in order. Records that have exhausted their
 deliveries are moved to the dead letter topic or discarded, and records that no consumer needs are deleted if the topic's
