@@ -28,6 +28,7 @@ from tests.support.sim_disk import SimulatedCrash
 pytestmark = pytest.mark.sim
 
 SEEDS_PER_TEST = 2
+RICH = (1003, 1008)  # much happens in these
 RARE = [
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "crash in recovery", "crash at a call",
     "power cuts", "kills", "tail lost", "dedupe hit", "key forgotten", "disk full", "read only",
@@ -42,7 +43,7 @@ RARE = [
     "crashes, disk errors, full disks and clock jumps in any order over long runs",
     "what a model of the semantics says, at every step",
 )
-@pytest.mark.parametrize("first", length.seeds(short=4, long=200)[::SEEDS_PER_TEST])
+@pytest.mark.parametrize("first", length.seeds(short=2, long=200)[::SEEDS_PER_TEST])
 def test_random_walks(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         Walk(seed).run()
@@ -70,9 +71,9 @@ def test_walks_with_a_cold_tier(first: int) -> None:
 
 
 def test_every_rare_event_happens() -> None:
-    """Over fixed seeds, until all were met; the bound is well above what it takes today."""
+    """Over fixed seeds, until all were met: two meet all of them today, and the bound is well above that."""
     events: Counter[str] = Counter()
-    for seed in range(1000, 1040):
+    for seed in (*RICH, *range(1000, 1040)):
         events += Walk(seed).run()
         if all(events[name] for name in RARE):
             return
