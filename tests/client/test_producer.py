@@ -36,11 +36,11 @@ def test_what_is_sent_is_written_in_order_and_receipts_have_the_seqs(client: Any
 def test_a_batch_goes_when_it_is_full_or_old_enough(client: Any, topic: str) -> None:
     with client.producer(topic, linger_ms=3_600_000, max_batch_bytes=200) as producer:
         receipts = [producer.send("x" * 50) for _ in range(4)]
-        assert receipts[0].result(20) == 1  # full; nobody has flushed
+        assert receipts[0].result(60) == 1  # full; nobody has flushed
         assert not receipts[-1].done()
         producer.flush()
     with client.producer(topic, linger_ms=1) as producer:
-        assert producer.send("y").result(20) == 5
+        assert producer.send("y").result(60) == 5
 
 
 def test_bytes_and_values_may_be_mixed(client: Any, topic: str) -> None:
@@ -117,7 +117,7 @@ def test_a_full_buffer_makes_senders_wait_or_fail(connect: Connect, topic: str) 
     with pytest.raises(errors.BufferFull):
         producer.send("y" * 80)
     with pytest.raises(errors.Disconnected):
-        first.result(20)
+        first.result(60)
     with pytest.raises(errors.ProducerFailed):
         producer.close()
     patient = client.producer(topic, **options)

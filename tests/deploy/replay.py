@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -63,6 +64,13 @@ def parse(text: str) -> list[Stage]:
         else:
             stages[-1].steps.append((word, re.sub(r"\s+", " ", rest).strip()))
     return stages
+
+
+def pip_cache() -> str:
+    """This machine's, so that a run does not download what an earlier one has: an image lacks it, and its packages are the same."""
+    command = [sys.executable, "-m", "pip", "cache", "dir"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or os.devnull
 
 
 class Replay:
@@ -128,8 +136,8 @@ class Replay:
     def _run(self, rest: str) -> None:
         self._workdir_path().mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            ["sh", "-euc", self.here(rest)], cwd=self._workdir_path(), env=self.environment(),
-            capture_output=True, text=True, timeout=280, check=False,
+            ["sh", "-euc", self.here(rest).replace(" --no-cache-dir", "")], cwd=self._workdir_path(),
+            env=self.environment(PIP_CACHE_DIR=pip_cache()), capture_output=True, text=True, timeout=800, check=False,
         )  # fmt: skip
         assert done.returncode == 0, f"{rest}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
 

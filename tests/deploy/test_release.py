@@ -66,7 +66,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for needed in closure(wheel):
         link(needed, site)
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    run(*pip, "install", "-q", "--no-index", "--no-deps", str(wheel))
+    run(*pip, "install", "-q", "--no-index", "--no-deps", "--no-compile", str(wheel))
     run(*pip, "check")
     return python.parent
 
@@ -141,18 +141,8 @@ def test_an_editable_install_is_on_the_path(tmp_path: Path) -> None:
     build = "import os, sys; from setuptools import build_meta; os.chdir(sys.argv[1]); build_meta.build_editable(sys.argv[2])"
     run(sys.executable, "-c", build, str(tree), str(tmp_path))
     (wheel,) = tmp_path.glob("*.whl")
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-index",
-        "--no-deps",
-        str(wheel),
-    )
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run(*pip, "install", "-q", "--no-index", "--no-deps", "--no-compile", str(wheel))
     scan = "import pkgutil; print([one.name for one in pkgutil.iter_modules() if one.name.startswith('pyspark_')])"
     assert run(python, "-c", scan) == "['pyspark_topics']\n"
     (tmp_path / "topics").mkdir()

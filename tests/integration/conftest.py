@@ -64,6 +64,9 @@ _topic_numbers = itertools.count(1)
 
 
 @pytest.fixture
-def topic() -> str:
+def topic(request: pytest.FixtureRequest) -> Iterator[str]:
     """A topic name that no other test uses."""
-    return f"t{next(_topic_numbers)}"
+    name = f"t{next(_topic_numbers)}"
+    yield name
+    if "shared_server" in request.fixturenames:
+        request.getfixturevalue("shared_server").delete(f"/v0/topics/{name}")

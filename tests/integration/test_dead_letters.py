@@ -78,7 +78,7 @@ def test_an_answer_waits_a_second_for_a_target_that_stands_still(start_server: C
     server = start_server(environment={"TOPICS_PING_TIMEOUT_MS": "600000"})
     queue, target = name_on(1, "work"), name_on(0, "dead")
     ok(server.put(f"/v0/topics/{target}"), 201)
-    make_queue(server, queue, 1, 2, 3, dead_letter=target, max_deliveries=1)
+    make_queue(server, queue, *range(1, 9), dead_letter=target, max_deliveries=1)
     ok(server.post(f"/v0/topics/{queue}/nack", {"node": "n", "seqs": [taken(server, queue, "claim")]}))
     stalled = server.pid("shard 0")
     os.kill(stalled, signal.SIGSTOP)
@@ -88,9 +88,13 @@ def test_an_answer_waits_a_second_for_a_target_that_stands_still(start_server: C
         took_s = time.monotonic() - began
         assert [job["$seq"] for job in claimed["claimed"]] == [2]
         assert took_s >= WAIT_US / 1e6
-        began = time.monotonic()
-        assert taken(server, queue, "claim") == 3, "it moved nothing, and does not wait"
-        assert time.monotonic() - began < took_s
+        # Those move nothing, and do not wait. One of them may be held up by something else.
+        others_s = []
+        for seq in range(3, 9):
+            began = time.monotonic()
+            assert taken(server, queue, "claim") == seq
+            others_s.append(time.monotonic() - began)
+        assert min(others_s) < took_s
     finally:
         os.kill(stalled, signal.SIGCONT)
     until(lambda: data_of(server, target) == [1])

@@ -1,8 +1,8 @@
 """Goal: a command with much work does not keep the other topics of its shard waiting.
 
 Method: a server with one shard and a topic of many tags. Each attack of the table is one request that takes long; meanwhile a
-bystander writes to another topic, one write after the other. Were the work done at once, one write would take as long as all of it:
-so the longest write is compared with the attack, and not with a clock of a machine that may be slow.
+bystander writes to another topic, one write after the other. Were the work done at once, hardly one write would be answered before all of
+it is done: so the writes are counted. With `--long` the longest write is also compared with the attack, which needs a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from pathlib import Path
 
 from tests.overload.attacks import BYSTANDER, TAGGED, load_tags
 from tests.support.faults import fault
-from tests.support.length import pick
+from tests.support.length import is_long, pick
 from tests.support.server import Reply, Server, let_in
 
 TAGS = pick(short=200_000, long=1_000_000)
 BRIEF_S = 0.5  # an attack that is over by then needs no bystander
+WRITES_MIN = 5  # that are answered during an attack
 SHARE = 0.5  # of the attack, that one write may take
 
 
@@ -88,6 +89,10 @@ def test_a_bystander_goes_on(tmp_path: Path) -> None:
             is_late = b'"outcome":"unknown"' in reply.body
             assert reply.status in (200, 201) or is_late, (attack.name, reply.body)
             longest = max(took_s, default=0.0)
-            assert attack_s < BRIEF_S or longest < SHARE * attack_s, (attack.name, attack_s, longest)
+            if attack_s < BRIEF_S:
+                continue
+            assert len(took_s) >= WRITES_MIN, (attack.name, attack_s, took_s)
+            if is_long():
+                assert longest < SHARE * attack_s, (attack.name, attack_s, longest)
     finally:
         server.close()
