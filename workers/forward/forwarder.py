@@ -1,6 +1,6 @@
 """Sends the copies of routers: from source topics on this shard to destinations on this shard or another.
 
-    shard.copies_due ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
+    state.copies_due ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
           ▲                                                                                             │
           └──────────── more to copy, or a pause has ended ◀────────────────────────────────────────────┘
 
@@ -223,7 +223,7 @@ class Forwarder:
         return min(due, default=None)
 
     def tick(self) -> None:
-        """Run expired timers; flows that may continue put their topics into `shard.copies_due`."""
+        """Run expired timers; flows that may continue put their topics into `state.copies_due`."""
         if self._pausing or self._catch_ups:
             self._expire(self._now_us())
         for topic in self._rounds.take_due():
@@ -255,7 +255,7 @@ class Forwarder:
 
     def send_copies(self, log: TopicLog, room: int) -> int:
         """Send a batch for each ready flow of a topic, until `room` is used up; returns the room used. If flows remain, the
-        topic is in `shard.copies_due` again.
+        topic is in `state.copies_due` again.
         """
         if self._is_closed:
             return 0

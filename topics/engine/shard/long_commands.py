@@ -2,7 +2,7 @@
 
 A handler passes such a command on as a generator, `Work`. It yields the work done since its last yield, in units of about a
 microsecond. Units are counted, not measured, so the same requests always take the same turns. At its end, with no yield
-after it, it replies as a handler does: with an op, with `_answer`, with another command, or by raising an error.
+after it, it replies as a handler does: with an op, with `answer`, with another command, or by raising an error.
 
     start        runs a first slice at once, within the turn's budget for first slices: short work is answered in its turn
     run_slices   each turn, one slice for each waiting command, round robin, until the turn's budget is used up

@@ -214,7 +214,7 @@ class TopicLog(TopicRows):
     def is_over_cap(self) -> bool:
         """Whether records that a cap has evicted are still in the index. The floor is already past them, in the log too.
 
-        They are removed in steps (staging.py) before the next request to the topic.
+        They are removed in steps (shard/state.py) before the next request to the topic.
         """
         return self.cap_lost >= self.first_seq
 
@@ -551,6 +551,7 @@ class TopicLog(TopicRows):
             size += int(chunk.rows["size"][first:stop][alive].sum(dtype=np.int64))
         assert (count, size) == (self.count, self.bytes), (self.name, count, size, self.count, self.bytes)
         assert self._starts == [chunk.first_seq for chunk in self.chunks]
+        assert all(chunk.stored <= row for chunk in self.chunks for row, _ in chunk.expiries[:1]), self.name
         for before, after in zip(self.chunks, self.chunks[1:], strict=False):
             assert before.next_seq <= after.first_seq
 

@@ -193,7 +193,7 @@ class Checkpointer:
         self._obsolete = PendingDeletions()  # replaced or empty segments
         self._hot_copies = PendingDeletions()  # segments now in the cold tier: only their .data is deleted
         self.usage = TierUsage()
-        self.capturing = False  # from the first capture until memory points at the segments
+        self.capturing = False  # from the first copy of rows until memory points at the segments
         # Compaction is reading the files of this chunk, and this topic must stay in memory.
         self.compacting_chunk: Chunk | None = None
         self.compacting_topic: TopicLog | None = None
@@ -457,8 +457,9 @@ class Checkpointer:
         if dead.any():
             for name in ("length", "offset", "flags", "tag", "node", "size"):
                 new.rows[name][dead] = 0
-            is_dead = dead.tolist()
-            part.expiries = [entry for entry in part.expiries if not is_dead[entry[0] - chunk.stored]]
+            if part.expiries:
+                is_dead = dead.tolist()
+                part.expiries = [entry for entry in part.expiries if not is_dead[entry[0] - chunk.stored]]
         part.marks = len(chunk.unmarked)
         if chunk.unmarked:
             part.deleted = _dead_within(chunk, chunk.unmarked)

@@ -438,7 +438,7 @@ class Replay:
             self._checkpointer.delete_later(log.id, meta)
             chunk.meta, chunk.marked = new, None
             # When recovering from the older snapshot, some rows may have been only in the log.
-            chunk.stored, chunk.closed = chunk.count, True
+            chunk.stored, chunk.closed, chunk.expiries = chunk.count, True, ()
             chunk.tag_ids, chunk.node_ids, chunk.index_hash, chunk.rebuilt_index = {}, {}, None, None
             late = np.nonzero(((chunk.rows["flags"] & frames.DEAD) != 0) & (rows["length"] > 0))[0]
             chunk.unmarked = [(int(i), int(i) + 1) for i in late]
