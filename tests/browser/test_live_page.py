@@ -57,7 +57,7 @@ def test_the_page_shows_what_is_written(
         page.wait("text.value === ''")
 
         server.stop()
-        page.wait("state.textContent.includes('trying again')")
+        page.wait("state.textContent.includes('retrying')")
         # Meanwhile the proxy says 502, after which an EventSource does not come back by itself.
         host = url.removeprefix("http://").rstrip("/")
         until(lambda: status_of(host) == 502)

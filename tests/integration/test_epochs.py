@@ -271,6 +271,6 @@ def test_a_tail_whose_worker_dies_hears_that_the_head_went_back(start_server: Ca
             client.write_many("e", range(10, 18))
             assert [next(records).data for _ in range(8)] == list(range(10, 18))
             assert tail.take(8) == rows("e", 1, *range(10, 18))
-            assert "gone (crash)" in tail.told()
+            assert "lost (crash)" in tail.told()
             assert records.epochs != before
     assert [(gap.gap_from, gap.reason) for gap in lost] == [(1, "crash")]

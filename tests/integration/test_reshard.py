@@ -261,7 +261,7 @@ def test_a_stop_meanwhile(stopped_copy: tuple[Path, Json], tmp_path: Path) -> No
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(120) == 0
-        assert "changed by the next start" in server.log
+        assert "the next start changes the number of shards" in server.log
         (tmp_path / "points" / "points").unlink()
         server.shards = 2
         server.start()

@@ -9,7 +9,7 @@ import pytest
 
 from spark_pipeline.cli import schedule
 from spark_pipeline.lake.parquet import MANIFEST, read_manifest
-from spark_pipeline.report import scrubs
+from spark_pipeline.report import scrub_results
 from spark_pipeline.report.trend import read_previous
 from spark_pipeline.tasks.manifest import read_current
 from tests.support.in_process import call
@@ -35,10 +35,10 @@ def previous_report(path: Path, what: str) -> None:
 
 def scrubbed(path: Path, what: str) -> None:
     if what == "a link to nothing":
-        assert not scrubs.read(path).topics
+        assert not scrub_results.read(path).topics
     else:
         with pytest.raises((ValueError, OSError), match=path.name):
-            scrubs.read(path)
+            scrub_results.read(path)
 
 
 def current(path: Path, what: str) -> None:
@@ -63,5 +63,5 @@ def test_small_files(name: str, tmp_path: Path) -> None:
 
 def test_a_manifest_of_the_lake_that_is_nested_deeply(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_bytes(DAMAGE["nested deeply"] or b"")
-    with pytest.raises(Exception, match="take it from a backup"):
+    with pytest.raises(Exception, match="restore it from a backup"):
         read_manifest(tmp_path)

@@ -84,7 +84,7 @@ def rules(made: Cluster) -> list[str]:
     """What the catalog has, of which every part must be there, and of nothing else."""
     shards = [made.rig(shard).core.engine.shard for shard in range(len(made.rigs))]
     count = len(shards)
-    found = list(shards[0].forwards.values())
+    found = list(shards[0].forwards.catalog.values())
     inflows: set[tuple[int, str, int]] = set()
     outflows: set[tuple[int, int, int]] = set()
     for rule in found:
@@ -105,7 +105,7 @@ def rules(made: Cluster) -> list[str]:
     }
     desk = made.rig(0).core.rules
     assert desk is not None
-    assert {rule.uid: rule for rule in desk.book} == shards[0].forwards
+    assert {rule.uid: rule for rule in desk.book} == shards[0].forwards.catalog
     return sorted(rule.name for rule in found)
 
 

@@ -72,11 +72,12 @@ class Tombstone(Struct, kw_only=True):
     def text(self) -> str:
         if self.is_new_topic:
             return f"{self.topic} was deleted and created again; reading from its beginning"
-        lost = (
-            f"record {self.gap_from} is"
-            if self.gap_from == self.gap_to
-            else f"records {self.gap_from} to {self.gap_to} are"
-        )
+        if self.gap_from > self.gap_to:  # the head went back, and nothing has been written since
+            lost = f"records from {self.gap_from} on are"
+        elif self.gap_from == self.gap_to:
+            lost = f"record {self.gap_from} is"
+        else:
+            lost = f"records {self.gap_from} to {self.gap_to} are"
         return f"{self.topic}: {lost} lost ({self.reason})"
 
 
