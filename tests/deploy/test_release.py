@@ -16,14 +16,12 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
-from email.parser import HeaderParser
-from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 import topics
+from tests.deploy.packages import closure, link, metadata
 from tests.support.server import START_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,36 +87,6 @@ def run(*command: str, env: dict[str, str] | None = None, given: str = "") -> st
 def outside() -> dict[str, str]:
     """As in another shell. Spark's tests of this process have put the tree on the path, where pip would find the package."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("TOPICS_", "PYTHON"))}
-
-
-def metadata(wheel: Path) -> dict[str, list[str]]:
-    with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        parsed = HeaderParser().parsestr(archive.read(name).decode())
-    return {key: parsed.get_all(key, []) for key in parsed}
-
-
-def closure(wheel: Path) -> list[Distribution]:
-    """The packages that the wheel needs without any extra, and that these need."""
-    waiting = metadata(wheel)["Requires-Dist"]
-    found: dict[str, Distribution] = {}
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        name = requirement.name.lower()
-        if name not in found:
-            found[name] = distribution(name)
-            waiting += found[name].requires or []
-    return list(found.values())
-
-
-def link(package: Distribution, site: Path) -> None:
-    assert package.files is not None
-    for top in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
-        target = site / top
-        if not target.exists():
-            target.symlink_to(Path(str(package.locate_file(top))))
 
 
 @pytest.mark.timeout(900)  # it builds, and installs what it has built
