@@ -36,9 +36,9 @@ from topics.api.api_keys import ApiKey, find_key
 from topics.api.errors import TopicsError
 from topics.api.http_errors import error_head, error_parts
 from topics.api.origins import Origins
-from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, too_many_records
 from topics.protocols.http.exchange import Body, Request, Respond, Response
 from topics.protocols.http.query import parse_query
+from topics.protocols.json.count_bound import RECORD_LINES, RECORDS, too_many_records
 
 logger = logging.getLogger("topics.front")
 

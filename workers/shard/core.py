@@ -26,9 +26,9 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.ports import Disk
 from topics.engine.runtime.engine import Engine, Job, Outcome
 from topics.link import wire
-from workers.codec import replies
-from workers.codec.large_bodies import LARGE_BYTES, LargeBodies, Steps, read_large, read_large_record
-from workers.codec.large_bodies import OPS as LARGE_OPS
+from topics.protocols.json import replies
+from topics.protocols.json.large_bodies import LARGE_BYTES, LargeBodies, Steps, read_large, read_large_record
+from topics.protocols.json.large_bodies import OPS as LARGE_OPS
 from workers.forward.catch_up import LATE, READS, mark_late
 from workers.forward.forwarder import CopyBatch
 from workers.forward.outbox import Outbox, OutboxBatch

@@ -15,12 +15,12 @@ from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
-from workers.codec import consumer_replies, consumer_requests, replies, requests
-from workers.codec import merges as consolidation_requests
-from workers.codec import transactions as transaction_requests
+from topics.protocols.json import consumer_replies, consumer_requests, replies, requests
+from topics.protocols.json import merges as consolidation_requests
+from topics.protocols.json import transactions as transaction_requests
+from topics.protocols.json.forwards import prefixes_of
 from workers.forward.messages import encode_step_done, read_copies, read_step
 from workers.forward.outbox import read_dead_letters
-from workers.forward.requests import prefixes_of
 
 Read = tuple[cmd.Command, Any]  # the command, and options of its reply
 

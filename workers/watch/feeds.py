@@ -25,7 +25,7 @@ from topics.engine.runtime.engine import Engine
 from topics.engine.topic.log import TopicLog
 from topics.link import wire
 from topics.link.watch import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_head
-from workers.codec.replies import feed_page, feed_records
+from topics.protocols.json.replies import feed_page, feed_records
 from workers.peers.links import Send
 
 FEEDS_PER_FRONT_MAX = 200_000

@@ -32,7 +32,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
 from topics.link.job_streams import PUSH_BYTES, PUSHES_AHEAD, JobStreamOptions, decode_options
-from workers.codec.consumer_replies import render_events
+from topics.protocols.json.consumer_replies import render_events
 from workers.peers.links import Send
 
 logger = logging.getLogger("topics.shard")

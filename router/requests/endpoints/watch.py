@@ -31,10 +31,10 @@ from topics.link.watch import (
     encode,
 )
 from topics.protocols.http import sse
-from topics.protocols.http.bodies import BodyType, check_u64, node_names
-from topics.protocols.http.count_bound import CountBound
 from topics.protocols.http.exchange import Body, Respond, Response, Sink
 from topics.protocols.http.query import flag, parse_query
+from topics.protocols.json.bodies import BodyType, check_u64, node_names
+from topics.protocols.json.count_bound import CountBound
 
 HEARTBEAT_MS_MAX = 60_000
 GROUP_BYTES_MAX = 128

@@ -32,10 +32,10 @@ from topics.api.errors import Forbidden, InvalidRequest, TopicsError
 from topics.api.requests import U32, U64, Epoch, PublishBody, StartBody, WatchBody
 from topics.link import wire
 from topics.link.watch import STREAM_TOPICS_MAX
-from topics.protocols.http.bodies import BodyType, UnknownField, decode
-from topics.protocols.http.count_bound import RECORDS
 from topics.protocols.http.exchange import Respond, Response, Sink
 from topics.protocols.http.sse import epoch_member, tombstone_members
+from topics.protocols.json.bodies import BodyType, UnknownField, decode
+from topics.protocols.json.count_bound import RECORDS
 from topics.protocols.websocket.frames import PING_FRAME, text_frame
 
 # Waiting commands beyond which nothing is read from the client; see `is_busy`.

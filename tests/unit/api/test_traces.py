@@ -14,7 +14,7 @@ from topics.api import limits
 from topics.api.traces import read_traceparent
 from topics.engine.commands import topics as cmd
 from topics.link import wire
-from workers.codec.requests import META_BYTES_MAX, read_lines, read_write
+from topics.protocols.json.requests import META_BYTES_MAX, read_lines, read_write
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.support import configuration_page
 from topics.api import limits
 from topics.link.watch import WATCH_TOPICS_MAX
+from topics.protocols.json.requests import META_BYTES_MAX, TAG_BYTES_MAX
 from topics.system import settings
 from topics.system.quantities import milliseconds, size_bytes
 from topics.system.settings import Settings, is_loopback, join_host
-from workers.codec.requests import META_BYTES_MAX, TAG_BYTES_MAX
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -57,6 +57,10 @@ def is_pattern(source: str) -> bool:
     return "*" in source or ">" in source
 
 
+def source_matches(source: str, topic: str) -> bool:
+    return parse_pattern(source.encode()).matches(topic.encode()) if is_pattern(source) else source == topic
+
+
 def source_prefix(source: str) -> str:
     """The common prefix of all topics that match a source; a plain name is its own prefix."""
     return parse_pattern(source.encode()).literal_prefix.decode() if is_pattern(source) else source

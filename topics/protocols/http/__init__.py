@@ -1,1 +1,1 @@
-"""Shared by all versions of HTTP: requests and responses, bodies, queries, server-sent events."""
+"""Shared by all versions of HTTP: requests and responses, queries, server-sent events."""

@@ -10,15 +10,8 @@ from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedDict
 
-from topics.engine.commands.forwards import Forward, is_pattern
+from topics.engine.commands.forwards import Forward, source_matches
 from topics.engine.core.subject_trie import SubjectTrie
-from topics.engine.core.subjects import parse_pattern
-
-
-def matches(source: str, topic: str) -> bool:
-    if is_pattern(source):
-        return parse_pattern(source.encode()).matches(topic.encode())
-    return source == topic
 
 
 class RuleBook:
@@ -89,7 +82,7 @@ class RuleBook:
         came_from: dict[str, str | None] = {dest: None}
         line = [dest]
         for topic in line:
-            if matches(source, topic):
+            if source_matches(source, topic):
                 way = _way(came_from, topic)
                 return [topic, *way]
             for following in self._dests_of(topic):

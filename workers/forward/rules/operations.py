@@ -44,9 +44,9 @@ from topics.engine.core.placement import shard_of
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
 from topics.link.watch import Find, FoundTopic
-from workers.codec.replies import Rendered
+from topics.protocols.json.forwards import ForwardSpec, forward_dropped, forward_put
+from topics.protocols.json.replies import Rendered
 from workers.forward import messages
-from workers.forward.requests import ForwardSpec, forward_dropped, forward_put
 from workers.forward.rules.book import RuleBook
 
 logger = logging.getLogger("topics.shard")

@@ -13,9 +13,9 @@ from topics.api.errors import Forbidden, ForwardNotFound, InvalidRequest, Thrott
 from topics.engine.commands.forwards import Forward
 from topics.engine.core.placement import shard_of
 from topics.link import wire
-from workers.codec.replies import Rendered
+from topics.protocols.json.forwards import forward_got, forward_list, prefixes_of
+from topics.protocols.json.replies import Rendered
 from workers.forward import messages
-from workers.forward.requests import forward_got, forward_list, prefixes_of
 from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import NotReady
 

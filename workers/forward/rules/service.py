@@ -20,9 +20,9 @@ from topics.api.http_errors import error_head, error_parts
 from topics.engine.commands.forwards import DropForward, ForwardDropped, ForwardPut, PutForward
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
-from workers.codec.replies import Rendered, with_ignored
+from topics.protocols.json.forwards import prefixes_of, read_spec
+from topics.protocols.json.replies import Rendered, with_ignored
 from workers.forward import messages
-from workers.forward.requests import prefixes_of, read_spec
 from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import (
     PAUSE_MS_MAX,

@@ -33,9 +33,9 @@ from topics.engine.storage.frames import encode_appends
 from topics.engine.storage.manifest import Manifest, RetiredSegment, Segment
 from topics.link import wire
 from topics.protocols.http.openapi import document as openapi
-from workers.codec import consumer_requests, requests
-from workers.codec import transactions as transaction_requests
-from workers.forward import requests as forward_requests
+from topics.protocols.json import consumer_requests, requests
+from topics.protocols.json import forwards as forward_requests
+from topics.protocols.json import transactions as transaction_requests
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGES = [*sorted((ROOT / "docs" / "http").glob("*.md")), ROOT / "docs" / "transactions.md"]

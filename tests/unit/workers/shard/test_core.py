@@ -18,7 +18,7 @@ from topics.api.limits import MIB
 from topics.engine.shard.quotas import QuotaGrant
 from topics.link import wire
 from topics.link.reports import Readiness, ShardReport
-from workers.codec import replies
+from topics.protocols.json import replies
 from workers.peers.links import PARK_US
 from workers.shard import caps as caps_module
 from workers.shard.flow_control import READS_PER_TURN, TURN_READ_BYTES, WINDOW_BYTES

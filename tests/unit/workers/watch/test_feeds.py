@@ -15,7 +15,7 @@ from tests.support.shard_rig import error_of
 from tests.support.watch_rig import FeedRig, Page
 from topics.link import wire
 from topics.link.watch import PAGES_AHEAD, FeedOptions, WatchRead, encode
-from workers.codec import replies
+from topics.protocols.json import replies
 from workers.shard import flow_control
 from workers.watch import feeds
 from workers.watch.feeds import FEEDS_PER_FRONT_MAX

@@ -37,7 +37,7 @@ from topics.protocols.http.openapi.operations import (
 )
 from topics.protocols.http.openapi.schemas import REF, SUBJECT_PATTERN, TAG_CHARACTERS_MAX, Json, components
 from topics.protocols.http.openapi.transactions import transaction_paths
-from topics.protocols.http.unknown_fields import PATHS_MAX
+from topics.protocols.json.unknown_fields import PATHS_MAX
 
 FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
-from topics.engine.commands.forwards import Forward, source_prefix
-from workers.forward.rules.book import RuleBook, matches
+from topics.engine.commands.forwards import Forward, source_matches, source_prefix
+from workers.forward.rules.book import RuleBook
 
 _uids = itertools.count(1)
 
@@ -39,10 +39,10 @@ def found(book: RuleBook, *, source: str | None = None, dest: str | None = None,
 def test_names_of_sources() -> None:
     assert source_prefix("a.b") == "a.b"
     assert (source_prefix("a.>"), source_prefix("a.*.c"), source_prefix(">")) == ("a.", "a.", "")
-    assert matches("a..b", "a..b")
-    assert matches("a.>", "a.b.c")
-    assert not matches("a.>", "a")
-    assert not matches("a.*", "a..b")
+    assert source_matches("a..b", "a..b")
+    assert source_matches("a.>", "a.b.c")
+    assert not source_matches("a.>", "a")
+    assert not source_matches("a.*", "a..b")
 
 
 def test_what_is_put_is_found_until_it_is_dropped() -> None:
@@ -139,9 +139,9 @@ def plain_cycle(rules: Iterable[Forward], source: str, dest: str) -> int | None:
     """How many topics the shortest circle has, first and last counted both."""
     known, level, steps = {dest}, {dest}, 2
     while level:
-        if any(matches(source, topic) for topic in level):
+        if any(source_matches(source, topic) for topic in level):
             return steps
-        level = {one.dest for one in rules for topic in level if matches(one.source, topic)} - known
+        level = {one.dest for one in rules for topic in level if source_matches(one.source, topic)} - known
         known |= level
         steps += 1
     return None
@@ -162,6 +162,6 @@ def test_circles_as_a_plain_search_finds_them(seed: int) -> None:
         if cycle:
             assert cycle[0] == cycle[-1]
             assert cycle[1] == dest
-            assert matches(source, cycle[0])
+            assert source_matches(source, cycle[0])
             for here, there in itertools.pairwise(cycle[1:]):
-                assert any(matches(one.source, here) and one.dest == there for one in rules)
+                assert any(source_matches(one.source, here) and one.dest == there for one in rules)

@@ -13,10 +13,10 @@ from tests.support import length
 from topics.api.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
 from topics.engine.commands import topics as cmd
 from topics.link import wire
-from topics.protocols.http.json_text import SHORT, compact_size
-from workers.codec import large_bodies, requests
-from workers.codec import transactions as transaction_requests
-from workers.codec.large_bodies import LargeBodies, read_large
+from topics.protocols.json import large_bodies, requests
+from topics.protocols.json import transactions as transaction_requests
+from topics.protocols.json.json_text import SHORT, compact_size
+from topics.protocols.json.large_bodies import LargeBodies, read_large
 
 READ: dict[int, Callable[[wire.Request, wire.Args], Any]] = {
     wire.WRITE: lambda r, a: requests.read_write("t", r, a, lambda _: True),

@@ -14,7 +14,7 @@ from topics.engine.core.priority import effective_priority
 from topics.engine.reading.render import render_records
 from topics.link import wire
 from topics.link.watch import FeedOptions, FeedPage, WatchRead, page_head
-from topics.protocols.http.unknown_fields import add_ignored, ignored_header
+from topics.protocols.json.unknown_fields import add_ignored, ignored_header
 
 Rendered: TypeAlias = tuple[int, int, bytes, wire.Buffer]  # status, kind, header lines, body
 

@@ -30,7 +30,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.subjects import TagMatch
 from topics.link import wire
 from topics.link.watch import WatchRead
-from topics.protocols.http.bodies import (
+from topics.protocols.json.bodies import (
     TOO_DEEP,
     BodyType,
     check_u64,
@@ -39,8 +39,8 @@ from topics.protocols.http.bodies import (
     read_body,
     utf8_bytes,
 )
-from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, has_more_lines, too_many_records
-from topics.protocols.http.json_text import compact_size
+from topics.protocols.json.count_bound import RECORD_LINES, RECORDS, has_more_lines, too_many_records
+from topics.protocols.json.json_text import compact_size
 
 TAG_BYTES_MAX = 256
 META_BYTES_MAX = 16 * limits.KIB

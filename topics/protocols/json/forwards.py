@@ -12,15 +12,14 @@ import msgspec
 
 from topics.api.errors import Forbidden, InvalidRequest
 from topics.api.requests import ForwardBody
-from topics.engine.commands.forwards import Forward, TagOp, is_pattern, source_prefix
+from topics.engine.commands.forwards import Forward, TagOp, is_pattern, source_matches, source_prefix
 from topics.engine.core.subjects import TagMatch, parse_pattern
 from topics.engine.shard.appends import NAME
 from topics.link import wire
-from topics.protocols.http.bodies import BodyType, read_body
-from workers.codec.consumer_requests import FILTERS_MAX
-from workers.codec.replies import CREATED, OK, Rendered, cursor_text, json_reply, with_cursor
-from workers.codec.requests import TAG_BYTES_MAX, make_match, tag_match
-from workers.forward.rules.book import matches
+from topics.protocols.json.bodies import BodyType, read_body
+from topics.protocols.json.consumer_requests import FILTERS_MAX
+from topics.protocols.json.replies import CREATED, OK, Rendered, cursor_text, json_reply, with_cursor
+from topics.protocols.json.requests import TAG_BYTES_MAX, make_match, tag_match
 
 FORWARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
 PATTERN_BYTES_MAX = 255
@@ -88,7 +87,7 @@ def _check_names(name: str, source: str, dest: str) -> None:
     _check_topic("dest", dest)
     if source == dest:
         raise InvalidRequest("source and dest must differ")
-    if matches(source, dest):
+    if source_matches(source, dest):
         raise InvalidRequest(f"the pattern {source!r} matches its own dest {dest!r}, which would be a cycle")
 
 

@@ -32,8 +32,8 @@ from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
 from topics.engine.core.subjects import TagMatch
 from topics.link import wire
-from topics.protocols.http.bodies import BodyType, check_u64, read_body
-from workers.codec.requests import LEASE_MS_MAX, LEASE_MS_MIN, TAG_BYTES_MAX, make_match, tag_match
+from topics.protocols.json.bodies import BodyType, check_u64, read_body
+from topics.protocols.json.requests import LEASE_MS_MAX, LEASE_MS_MIN, TAG_BYTES_MAX, make_match, tag_match
 
 SEQS_MAX = 1000
 DELAY_MS_MAX = 86_400_000

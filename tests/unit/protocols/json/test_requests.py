@@ -13,7 +13,7 @@ from topics.api.errors import InvalidRequest, RecordTooLarge
 from topics.api.limits import RECORD_BYTES_MAX
 from topics.engine.commands.topics import Append
 from topics.link import wire
-from workers.codec.requests import read_raw
+from topics.protocols.json.requests import read_raw
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

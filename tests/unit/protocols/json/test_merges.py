@@ -12,7 +12,7 @@ from topics.api.errors import InvalidRequest
 from topics.engine.commands import merges as mrg
 from topics.engine.commands.merges import MergeParameters
 from topics.link import wire
-from workers.codec.merges import read, rendered
+from topics.protocols.json.merges import read, rendered
 
 
 def asked(call: str, body: Any = None, named: str = "") -> Any:

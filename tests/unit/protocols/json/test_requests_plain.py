@@ -13,8 +13,8 @@ from topics.api.errors import TopicsError
 from topics.api.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
 from topics.engine.commands.topics import Append
 from topics.link import wire
-from workers.codec import requests
-from workers.codec.requests import TAG_BYTES_MAX, read_write
+from topics.protocols.json import requests
+from topics.protocols.json.requests import TAG_BYTES_MAX, read_write
 
 LARGE = "x" * RECORD_BYTES_MAX
 TAGS = st.none() | st.text(max_size=3) | st.just("é" * TAG_BYTES_MAX) | st.just("t" * TAG_BYTES_MAX)

@@ -26,7 +26,15 @@ from topics.engine.storage.frames import (
     read_extensions,
 )
 from topics.link import wire
-from workers.codec.replies import CREATED, OK, Rendered, cursor_text, json_reply, tombstone, with_cursor
+from topics.protocols.json.replies import (
+    CREATED,
+    OK,
+    Rendered,
+    cursor_text,
+    json_reply,
+    tombstone,
+    with_cursor,
+)
 
 _encode = msgspec.json.encode
 _COUNTED = {"ack": b"acked", "nack": b"nacked", "extend": b"extended", "term": b"termed"}

@@ -19,7 +19,7 @@ from topics.engine.commands.topics import Records
 from topics.engine.storage.frames import encode_appends
 from topics.link import wire
 from topics.protocols.http.openapi import document as openapi
-from workers.codec import consumer_replies
+from topics.protocols.json import consumer_replies
 
 TS = 1_700_000_000_000
 COMPONENTS = openapi.document("1")["components"]

@@ -13,7 +13,7 @@ from topics.api import requests
 from topics.api.errors import InvalidRequest
 from topics.api.requests import beyond_u64
 from topics.link import wire
-from topics.protocols.http.unknown_fields import Fields, strict
+from topics.protocols.json.unknown_fields import Fields, strict
 
 NODES_MAX = 256  # excluded nodes per read; each is compared with every row
 TOO_DEEP = "the JSON is nested too deeply"

@@ -14,7 +14,7 @@ from topics.api.config import ConsumerConfig
 from topics.api.errors import Forbidden, TopicsError
 from topics.engine.commands import consumers as con
 from topics.link import wire
-from workers.codec.consumer_requests import READERS
+from topics.protocols.json.consumer_requests import READERS
 
 U64 = 2**64 - 1
 DAY_MS = 86_400_000

@@ -21,8 +21,8 @@ from topics.api.requests import (
     WriteBody,
 )
 from topics.link import wire
-from topics.protocols.http.bodies import BodyType, UnknownField, read_body
-from topics.protocols.http.unknown_fields import PATHS_MAX, SCANNED_MAX, Fields, ignored_header, strict
+from topics.protocols.json.bodies import BodyType, UnknownField, read_body
+from topics.protocols.json.unknown_fields import PATHS_MAX, SCANNED_MAX, Fields, ignored_header, strict
 
 WRITE, CONFIG = BodyType(WriteBody), BodyType(ConfigBody)
 

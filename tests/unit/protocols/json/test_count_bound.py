@@ -10,9 +10,9 @@ import pytest
 from tests.support.faults import fault
 from topics.api.errors import BatchTooLarge, InvalidRequest
 from topics.link import wire
-from topics.protocols.http.count_bound import RECORD_LINES, RECORDS, CountBound, has_more_lines
-from workers.codec.requests import read_lines, read_write
-from workers.codec.transactions import read_stage
+from topics.protocols.json.count_bound import RECORD_LINES, RECORDS, CountBound, has_more_lines
+from topics.protocols.json.requests import read_lines, read_write
+from topics.protocols.json.transactions import read_stage
 
 MOST = 10_000
 # One record each: the least there is, and with braces where no record begins.

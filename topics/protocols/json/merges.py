@@ -11,8 +11,8 @@ from topics.api.requests import CommitBody, LeaseBody, PlanBody, SnapshotBody
 from topics.engine.commands import merges as mrg
 from topics.engine.commands.merges import MergeParameters
 from topics.link import wire
-from topics.protocols.http.bodies import BodyType, check_u64, read_body
-from workers.codec.replies import OK, Rendered, json_reply
+from topics.protocols.json.bodies import BodyType, check_u64, read_body
+from topics.protocols.json.replies import OK, Rendered, json_reply
 
 ACCEPTED = 202
 LEASE_CHARACTERS_MAX = 64

@@ -21,11 +21,11 @@ from topics.api.requests import RecordBody, RecordsBody
 from topics.engine.commands import topics as cmd
 from topics.engine.commands import transactions as txc
 from topics.link import wire
-from topics.protocols.http.bodies import TOO_DEEP, BodyType
-from topics.protocols.http.count_bound import too_many_records
-from topics.protocols.http.json_text import Scan
-from topics.protocols.http.unknown_fields import PATHS_MAX
-from workers.codec.requests import MIXED, check_count, read_records
+from topics.protocols.json.bodies import TOO_DEEP, BodyType
+from topics.protocols.json.count_bound import too_many_records
+from topics.protocols.json.json_text import Scan
+from topics.protocols.json.requests import MIXED, check_count, read_records
+from topics.protocols.json.unknown_fields import PATHS_MAX
 
 LARGE_BYTES = 1 << 20
 SLICE_BYTES = 128 * 1024  # takes 2 ms

@@ -12,10 +12,10 @@ from topics.api.requests import BeginBody, CommitPartsBody, StageBody
 from topics.engine.commands import topics as cmd
 from topics.engine.commands import transactions as txc
 from topics.link import wire
-from topics.protocols.http.bodies import BodyType, check_u64, read_body
-from topics.protocols.http.count_bound import CountBound
-from workers.codec.replies import OK, Rendered, json_reply
-from workers.codec.requests import bound_records, check_count, read_records
+from topics.protocols.json.bodies import BodyType, check_u64, read_body
+from topics.protocols.json.count_bound import CountBound
+from topics.protocols.json.replies import OK, Rendered, json_reply
+from topics.protocols.json.requests import bound_records, check_count, read_records
 
 ACCEPTED = 202
 _ID = re.compile(r"[0-9a-f]{16}")

@@ -1,0 +1,1 @@
+"""JSON: request bodies to engine commands, and results to response bodies."""

@@ -1,1 +1,0 @@
-"""The codec: request bodies to engine commands, and results to response bodies."""
