@@ -15,10 +15,10 @@ from topics.engine.core.ports import SegmentStore
 from topics.engine.core.tasks import Blocking, Steps
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.shard import Shard
+from topics.engine.storage.control import Merged
 from topics.engine.storage.segment_store import COLD_IO_KIND, delete_segment
 from topics.engine.storage.segments import COLD, SegmentMeta
 from topics.engine.topic.log import TopicLog
-from topics.engine.topic.merges import Merged
 
 
 class Retirement:

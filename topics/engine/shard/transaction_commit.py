@@ -26,6 +26,7 @@ from topics.engine.shard.appends import Appends, frame_bytes_at_most
 from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.shard.transactions import Transaction, Transactions
 from topics.engine.storage import frames
+from topics.engine.storage.control import Advanced, Decided, Decision
 from topics.engine.storage.files import is_out_of_resources
 from topics.engine.storage.transaction_file import (
     ChunkPosition,
@@ -36,7 +37,7 @@ from topics.engine.storage.transaction_file import (
     write_entries,
 )
 from topics.engine.topic.log import Op
-from topics.engine.topic.transactions import Advanced, CommitWaiter, Decided, Decision, StagedChunk
+from topics.engine.topic.transactions import CommitWaiter, StagedChunk
 
 STAGE_KIND = "stage"  # job kind: these may take long and have their own thread
 REPORTED_MAX = 20  # parts listed in an error, and chunks per part

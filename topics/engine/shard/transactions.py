@@ -34,6 +34,7 @@ from topics.engine.core.ports import Disk
 from topics.engine.shard.appends import Appends
 from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.storage import frames
+from topics.engine.storage.control import Advanced, Decided, Opened
 from topics.engine.storage.transaction_file import (
     ChunkHead,
     blank_chunks,
@@ -43,10 +44,7 @@ from topics.engine.storage.transaction_file import (
 )
 from topics.engine.topic.log import Op, TopicLog
 from topics.engine.topic.transactions import (
-    Advanced,
     CommitWaiter,
-    Decided,
-    Opened,
     OpenTransaction,
     StagedChunk,
     TopicTransactions,

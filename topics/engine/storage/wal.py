@@ -28,6 +28,7 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from topics.api.errors import Corrupt, UnsupportedFormat
 from topics.engine.core.ports import Disk
 from topics.engine.storage import frames
+from topics.engine.storage.control import WalStart
 
 MAGIC = b"TPCSWAL\0"
 FILE_HEADER = struct.Struct("<8sIIQQQ16x")  # magic, version, shard, number, salt, length of the file
@@ -39,16 +40,6 @@ ITER_ENVELOPE_BYTES_MAX = 256 << 20  # read at once by tools; no envelope is tha
 VERSION_MAX = 0xFFFF  # a larger version number is damage
 _SEARCH_BYTES = 1 << 20
 SALT_SEARCH_PASSES = 8  # bytes hashed in search of envelopes, as a multiple of the file size; about 10 GB/s
-
-
-class WalStart(msgspec.Struct, frozen=True, array_like=True):
-    """First frame of every file: the preceding file, how it ended, and the boot on which this file was started."""
-
-    file_number: int
-    previous_file: int
-    previous_lsn: int  # later entries in earlier files are void: recovery copied the valid ones
-    previous_digest: bytes
-    boot_id: str
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from topics.api.errors import Corrupt, UnsupportedFormat
 from topics.engine.core.placement import shard_of
 from topics.engine.core.ports import Disk
 from topics.engine.storage import frames
-from topics.engine.storage.control import ConfigChanged, Lost, Skipped, TopicCreated
+from topics.engine.storage.control import ConfigChanged, Lost, Skipped, TopicCreated, WalStart
 from topics.engine.storage.files import read_file
 from topics.engine.storage.wal import (
     ENVELOPE,
@@ -30,7 +30,6 @@ from topics.engine.storage.wal import (
     FILE_HEADER_BYTES,
     Envelope,
     ScannedFile,
-    WalStart,
     encode_envelope,
     file_header,
     file_name,

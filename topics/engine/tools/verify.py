@@ -22,7 +22,7 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.runtime.engine import Engine
 from topics.engine.storage import frames
-from topics.engine.storage.control import Swapped
+from topics.engine.storage.control import Advanced, Merged, Opened, Swapped
 from topics.engine.storage.files import (
     HEADER_BYTES,
     TEMP_SUFFIX,
@@ -71,8 +71,7 @@ from topics.engine.storage.watch_file import read_entries
 from topics.engine.tools.salvage_log import LogFile, LogWalk, SalvagedLog, read_log
 from topics.engine.tools.salvage_segments import file_or_nothing, read_marks, salvage_segment
 from topics.engine.topic.log import TopicLog
-from topics.engine.topic.merges import NO_MERGES, Merged
-from topics.engine.topic.transactions import Advanced, Opened
+from topics.engine.topic.merges import NO_MERGES
 from topics.engine.upkeep.checkpoint import LATCH_FILE, ShardRow, TopicRow
 from topics.engine.upkeep.loading import SegmentIndex, index_of_records
 from topics.engine.upkeep.recovery import has_latch

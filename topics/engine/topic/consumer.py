@@ -31,6 +31,7 @@ import msgspec
 
 from topics.api.config import ConsumerConfig
 from topics.engine.core.subjects import TagFilter, TagMatch, overlap
+from topics.engine.storage.control import Event
 
 READY, LEASED, DELAYED, MOVING = range(4)
 CLAIMED, RETURNED, ACKED, GIVEN_UP, EXTENDED, MOVE, UNMOVED, MOVED, RESET, PAUSED, FORGOTTEN = range(1, 12)
@@ -65,23 +66,6 @@ class Rows(Protocol):
     def live_in(self, ranges: Sequence[tuple[int, int]]) -> list[int]: ...
 
     def tag_counts(self, first_seq: int, stop_seq: int) -> list[tuple[bytes | None, int]]: ...
-
-
-class Event(msgspec.Struct, frozen=True, array_like=True):
-    """A change to one consumer, as logged. Fields may be added at the end, never moved."""
-
-    consumer: str
-    kind: int
-    seqs: list[int] = []
-    until_ms: int = 0  # the lease deadline, the end of a delay, or the end of a pause
-    node: bytes = b""
-    first_id: int = 0  # lease id of the first seq; the others follow consecutively
-    deliveries: list[int] = []  # delivery count of each seq; empty: all 1, or unchanged
-    cursor: int = 0  # 0: unchanged
-    number: int = 0  # number of the first dead letter
-    target: str = ""
-    reason: str = ""
-    streamed: bool = False  # delivered over a connection, which does not survive a restart
 
 
 class ConsumerRow(msgspec.Struct, array_like=True):

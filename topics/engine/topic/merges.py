@@ -15,52 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from topics.api.limits import COMMITTED_KEPT, COMMITTED_RESULTS_KEPT
+from topics.engine.storage.control import FailedGroup, Merged, MergedGroup, MergeInput
 from topics.engine.storage.frames import DEAD
 from topics.engine.storage.index import ROW_BYTES, Chunk
 from topics.engine.storage.segments import COLD, ROW, Rows, SegmentMeta, runs_of
 from topics.engine.topic.rows import TopicRows
-
-
-class MergeInput(msgspec.Struct, frozen=True, array_like=True):
-    """A merged segment, and the size of its files without the last digest file."""
-
-    first_seq: int
-    generation: int
-    bytes: int
-
-
-class MergedGroup(msgspec.Struct, frozen=True, array_like=True):
-    group: int
-    first_seq: int
-    next_seq: int
-    generation: int
-    bytes_in: int  # of .data
-    bytes_out: int
-    live: int
-
-    @property
-    def rows(self) -> int:
-        return self.next_seq - self.first_seq
-
-
-class FailedGroup(msgspec.Struct, frozen=True, array_like=True):
-    """A group that was not published."""
-
-    group: int
-    segment: str
-    reason: str
-
-
-class Merged(msgspec.Struct, frozen=True, array_like=True):
-    """Log frame: a plan was committed. It includes the eviction floors, as records expire without a frame."""
-
-    plan_id: str
-    manifest: int
-    cap_lost: int
-    ttl_lost: int
-    groups: list[MergedGroup]
-    inputs: list[list[MergeInput]]  # by group
-    failed: list[FailedGroup] = []
 
 
 class Committed(msgspec.Struct, frozen=True, array_like=True):

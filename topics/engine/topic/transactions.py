@@ -21,6 +21,7 @@ import xxhash
 
 from topics.api.limits import TXN_PRODUCER_IDLE_MS, TXN_PRODUCERS_FORGOTTEN_MAX, TXN_PRODUCERS_MAX
 from topics.engine.commands.transactions import CommitTransaction
+from topics.engine.storage.control import Advanced, Decided, Decision, Opened
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.transaction_file import ChunkHead, ChunkPosition, file_name
 
@@ -39,47 +40,6 @@ class Producer(msgspec.Struct, array_like=True):
     last_seq: int
     count: int
     at_ms: int
-
-
-class Decision(msgspec.Struct, array_like=True):
-    """A commit decision, which is final. `offset`: of the entry in the transaction's file that lists the chunks to append."""
-
-    offset: int
-    chunks: int
-    records: int
-    size: int
-    done: int = 0  # chunks that are in the log
-    first_seq: int = 0
-    last_seq: int = 0
-    count: int = 0  # records that are in the log
-    size_done: int = 0
-
-
-class Opened(msgspec.Struct, frozen=True, array_like=True):
-    txn: int
-    number: int
-    producer: str
-    batch: int
-    ttl_ms: int
-
-
-class Decided(msgspec.Struct, frozen=True, array_like=True):
-    txn: int
-    decision: Decision
-
-
-class Advanced(msgspec.Struct, frozen=True, array_like=True):
-    """Progress of a commit, in the envelope with the records. `ended`: all of them are now in the log."""
-
-    txn: int
-    ended: bool
-    done: int
-    first_seq: int
-    last_seq: int
-    count: int
-    size_done: int
-    at_ms: int
-    forgotten: list[str]  # idle producers, dropped to make room
 
 
 class OpenRow(msgspec.Struct, array_like=True):

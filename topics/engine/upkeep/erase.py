@@ -26,6 +26,7 @@ from topics.engine.shard.appends import RANGE_BYTES
 from topics.engine.shard.shard import Shard
 from topics.engine.shard.state import CONTROL_BYTES, EraseRequest
 from topics.engine.storage import frames
+from topics.engine.storage.control import WalStart
 from topics.engine.storage.files import HEADER_BYTES, is_out_of_resources, read_file, with_digest, xxh
 from topics.engine.storage.intents import Patch, apply_patches, finish_intent, intent_path, write_intent
 from topics.engine.storage.sealing import read_sum
@@ -35,7 +36,6 @@ from topics.engine.storage.wal import (
     Envelope,
     ScannedFile,
     Wal,
-    WalStart,
     last_valid_lsns,
     scan,
     stale_ranges,

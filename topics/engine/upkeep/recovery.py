@@ -27,7 +27,7 @@ from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.shard import Shard
 from topics.engine.storage import frames
-from topics.engine.storage.control import ConsumerStored, TimeCeiling
+from topics.engine.storage.control import ConsumerStored, TimeCeiling, WalStart
 from topics.engine.storage.files import ensure_dir, is_full, read_file
 from topics.engine.storage.frames import Columns
 from topics.engine.storage.intents import apply_patches, finish_intent, pending_intents
@@ -41,7 +41,6 @@ from topics.engine.storage.wal import (
     ScannedFile,
     Wal,
     WalFile,
-    WalStart,
     file_number,
     is_blank,
     is_truncated,

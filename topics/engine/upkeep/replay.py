@@ -20,9 +20,13 @@ from topics.engine.storage.control import (
     Copied,
     DeadLettersReceived,
     Deletion,
+    Event,
     Floors,
     InflowOpen,
     Lost,
+    Merged,
+    MergedGroup,
+    MergeInput,
     OutflowOpen,
     Skipped,
     Swapped,
@@ -36,18 +40,10 @@ from topics.engine.storage.segments import COLD, Rows, SegmentMeta
 from topics.engine.storage.wal import (
     Envelope,
 )
-from topics.engine.topic.consumer import Event, TopicConsumers
+from topics.engine.topic.consumer import TopicConsumers
 from topics.engine.topic.flows import Inflow, OutflowRow, add_epoch
 from topics.engine.topic.log import Op, TopicLog
-from topics.engine.topic.merges import (
-    Merged,
-    MergedGroup,
-    MergeInput,
-    chunks_of,
-    join_rows,
-    retired_meta,
-    swap_chunks,
-)
+from topics.engine.topic.merges import chunks_of, join_rows, retired_meta, swap_chunks
 from topics.engine.upkeep.checkpoint import Checkpointer
 from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport

@@ -29,15 +29,25 @@ from topics.engine.commands.topics import Records
 from topics.engine.core.topic_ids import pack_ids
 from topics.engine.storage import frames
 from topics.engine.storage.control import (
+    Advanced,
     ConfigChanged,
     ConsumerStored,
     Copied,
     DeadLettersReceived,
+    Decided,
+    Decision,
     Deletion,
+    Event,
+    FailedGroup,
     InflowOpen,
+    Merged,
+    MergedGroup,
+    MergeInput,
+    Opened,
     OutflowOpen,
     TimeCeiling,
     TopicCreated,
+    WalStart,
 )
 from topics.engine.storage.delete_marks import mark_deleted, read_deleted
 from topics.engine.storage.files import read_file, xxh
@@ -62,19 +72,11 @@ from topics.engine.storage.transaction_file import (
     read_staged,
     write_entries,
 )
-from topics.engine.storage.wal import WalStart, encode_envelope, file_header, file_name, file_number, scan
-from topics.engine.topic.consumer import ConsumerRow, DeadLettersRow, Event
+from topics.engine.storage.wal import encode_envelope, file_header, file_name, file_number, scan
+from topics.engine.topic.consumer import ConsumerRow, DeadLettersRow
 from topics.engine.topic.flows import InflowRow, OutflowRow
-from topics.engine.topic.merges import FailedGroup, Merged, MergedGroup, MergeInput, Merges
-from topics.engine.topic.transactions import (
-    Advanced,
-    Decided,
-    Decision,
-    Opened,
-    OpenRow,
-    Producer,
-    TransactionsRow,
-)
+from topics.engine.topic.merges import Merges
+from topics.engine.topic.transactions import OpenRow, Producer, TransactionsRow
 from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 
 GOLDEN = Path(__file__).parent / "golden"

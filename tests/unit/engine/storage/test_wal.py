@@ -20,6 +20,7 @@ from tests.support.sim_disk import SimDisk
 from topics.api.errors import Corrupt, UnsupportedFormat
 from topics.engine.storage import frames
 from topics.engine.storage import wal as wal_module
+from topics.engine.storage.control import WalStart
 from topics.engine.storage.files import read_file
 from topics.engine.storage.frames import decode_columns, encode_control, frame_is_valid
 from topics.engine.storage.wal import (
@@ -29,7 +30,6 @@ from topics.engine.storage.wal import (
     ScannedFile,
     Wal,
     WalFile,
-    WalStart,
     encode_envelope,
     file_header,
     file_name,

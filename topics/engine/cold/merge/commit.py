@@ -21,24 +21,14 @@ from topics.engine.core.tasks import Blocking, Step, Steps, WaitSynced, WaitUnti
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.shard import Shard
 from topics.engine.storage import frames
+from topics.engine.storage.control import FailedGroup, Merged, MergedGroup, MergeInput
 from topics.engine.storage.index import Chunk
 from topics.engine.storage.merge_plan_file import PlanGroup, sidecar_key
 from topics.engine.storage.sealing import sealed_rows
 from topics.engine.storage.segment_store import COLD_IO_KIND, delete_keys, delete_segment
 from topics.engine.storage.segments import SegmentMeta, remove_files, segment_name
 from topics.engine.topic.log import TopicLog
-from topics.engine.topic.merges import (
-    Committed,
-    FailedGroup,
-    JoinedRows,
-    Merged,
-    MergedGroup,
-    MergeInput,
-    chunks_of,
-    join_rows,
-    retired_meta,
-    swap_chunks,
-)
+from topics.engine.topic.merges import Committed, JoinedRows, chunks_of, join_rows, retired_meta, swap_chunks
 from topics.engine.upkeep.checkpoint import Checkpointer
 
 CHANGED = "inputs_changed"  # prefix of the failure reason of a group whose inputs were replaced

@@ -18,6 +18,7 @@ from topics.engine.core.ports import Disk, SegmentStore
 from topics.engine.core.tasks import Blocking, Step, WaitSynced
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.shard import Shard
+from topics.engine.storage.control import FailedGroup
 from topics.engine.storage.delete_marks import encode_marks
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.storage.index import Chunk
@@ -37,7 +38,6 @@ from topics.engine.storage.sealing import read_sum
 from topics.engine.storage.segment_store import COLD_IO_KIND, read_small_file
 from topics.engine.storage.segments import COLD, Mask, Rows, SegmentMeta
 from topics.engine.topic.log import TopicLog
-from topics.engine.topic.merges import FailedGroup
 
 PLAN_BYTES_MAX = 64 * limits.MIB
 NO_CHAIN = bytes(8)

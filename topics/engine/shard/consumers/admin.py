@@ -31,13 +31,12 @@ from topics.engine.shard.consumers.leases import Leases, slice_budget, tag_of
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.storage import frames
-from topics.engine.storage.control import ConsumerStored
+from topics.engine.storage.control import ConsumerStored, Event
 from topics.engine.topic.consumer import (
     MOVING,
     PAUSED,
     RESET,
     Consumer,
-    Event,
     MatchCount,
     SliceProgress,
     TopicConsumers,

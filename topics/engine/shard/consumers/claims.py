@@ -39,7 +39,8 @@ from topics.engine.shard.consumers.leases import (
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import ShardState
 from topics.engine.shard.topic_upkeep import UpkeepPending
-from topics.engine.topic.consumer import FORGOTTEN, READY, TIMEOUTS_PER_SLICE, Consumer, Event, PruneRequest
+from topics.engine.storage.control import Event
+from topics.engine.topic.consumer import FORGOTTEN, READY, TIMEOUTS_PER_SLICE, Consumer, PruneRequest
 from topics.engine.topic.log import Op, TopicLog
 
 STALE_TIMERS_MAX = 64  # stale timers always tolerated

@@ -32,8 +32,8 @@ from topics.engine.shard.reads import Reads
 from topics.engine.shard.state import CONTROL_BYTES, ShardState, as_ranges
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
-from topics.engine.storage.control import DeadLettersReceived
-from topics.engine.topic.consumer import MOVED, UNMOVED, Event, TopicConsumers
+from topics.engine.storage.control import DeadLettersReceived, Event
+from topics.engine.topic.consumer import MOVED, UNMOVED, TopicConsumers
 from topics.engine.topic.log import Op, TopicLog
 
 _meta = msgspec.json.Decoder(dict[str, msgspec.Raw])

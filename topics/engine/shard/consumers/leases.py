@@ -36,6 +36,7 @@ from topics.engine.shard.reads import Reads
 from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
+from topics.engine.storage.control import Event
 from topics.engine.storage.index import Chunk
 from topics.engine.topic.consumer import (
     CLAIMED,
@@ -44,7 +45,6 @@ from topics.engine.topic.consumer import (
     MOVE,
     TIMEOUTS_PER_SLICE,
     Consumer,
-    Event,
     PruneRequest,
     SliceProgress,
     TopicConsumers,

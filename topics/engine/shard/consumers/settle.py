@@ -17,16 +17,8 @@ from topics.engine.shard.consumers.claims import Claims, WaitingClaim
 from topics.engine.shard.consumers.leases import SEQ_BYTES, DeliveryPolicy, Leases, is_durable, policy_of
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import CONTROL_BYTES, ShardState, as_ranges
-from topics.engine.topic.consumer import (
-    ACKED,
-    EXTENDED,
-    GIVEN_UP,
-    LEASED,
-    MOVING,
-    RETURNED,
-    Consumer,
-    Event,
-)
+from topics.engine.storage.control import Event
+from topics.engine.topic.consumer import ACKED, EXTENDED, GIVEN_UP, LEASED, MOVING, RETURNED, Consumer
 from topics.engine.topic.log import Op, TopicLog
 
 SETTLED_PER_SLICE = 500  # leases per slice of a command that settles many without naming them

@@ -15,6 +15,7 @@ from xxhash import xxh3_64_digest
 
 from topics.engine.core.ports import Disk
 from topics.engine.storage import frames
+from topics.engine.storage.control import kind_name
 from topics.engine.storage.wal import (
     ENVELOPE,
     ENVELOPE_BYTES,
@@ -27,7 +28,6 @@ from topics.engine.storage.wal import (
     iter_envelopes,
 )
 from topics.engine.tools.inspect.report import (
-    TYPES,
     Digest,
     EnvelopeLine,
     FirstAndLast,
@@ -155,7 +155,7 @@ class _Scan:
         else:
             self._add_ends(appends, body, columns, envelope)
         counts = Counter(kinds.tolist())
-        return {TYPES.get(kind, str(kind)): counts[kind] for kind in sorted(counts)}
+        return {kind_name(kind): counts[kind] for kind in sorted(counts)}
 
     def _add_ends(
         self, appends: npt.NDArray[np.intp], body: bytes, columns: frames.Columns, envelope: Envelope

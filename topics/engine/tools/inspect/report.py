@@ -9,22 +9,11 @@ import msgspec
 
 from topics.api.errors import Corrupt, TopicsError, UnsupportedFormat
 from topics.engine.storage import frames
+from topics.engine.storage.control import kind_name
 
 T = TypeVar("T")
 Fact = str | int | bool | list[str] | None
 
-TYPES = {
-    number: name.lower().replace("_", "-")
-    for name in (
-        *("APPEND", "TOPIC_CREATE", "TOPIC_DELETE", "FORWARD_PUT", "FORWARD_DELETE", "DELETE", "EVICT"),
-        *("CHECKPOINT_MARK", "CONFIG", "LEASE", "HEAD", "SEQ_CEILING", "TIME_CEILING", "SEGMENT_SWAP"),
-        *("SKIP", "LOSS", "WAL_START", "ERASE_DONE", "CONSUMER_PUT", "CONSUMER_DELETE", "LETTERS_TAKEN"),
-        *("OUTFLOW_OPEN", "OUTFLOW_CLOSE", "INFLOW_OPEN", "INFLOW_CLOSE", "COPIED", "EPOCH"),
-        "SEGMENT_MERGE",
-        *("TXN_OPENED", "TXN_DECIDED", "TXN_ADVANCED", "TXN_ENDED"),
-    )
-    if isinstance(number := getattr(frames, name), int)
-}
 _FLAGS = {
     frames.HAS_TAG: "tag",
     frames.HAS_NODE: "node",
@@ -177,7 +166,7 @@ def record_of(frame: bytes, offset: int, lsn: int | None = None, *, whole: bool 
     _, kind, flags, topic_id, seq, ts, node_len, tag_len, data_len = frames.HEADER.unpack_from(frame)
     tag_at = frames.HEADER_BYTES + node_len
     return Record(
-        type=TYPES.get(kind, str(kind)),
+        type=kind_name(kind),
         topic_id=topic_id,
         seq=seq,
         ts=ts,

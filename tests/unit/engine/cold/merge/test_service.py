@@ -43,9 +43,10 @@ from topics.api.errors import (
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as c
 from topics.engine.commands.merges import MergeParameters
+from topics.engine.storage.control import Merged, MergedGroup
 from topics.engine.storage.files import header
 from topics.engine.storage.segments import DEL_MAGIC
-from topics.engine.topic.merges import NO_MERGES, Merged, MergedGroup
+from topics.engine.topic.merges import NO_MERGES
 
 # ---- plans and leases
 
