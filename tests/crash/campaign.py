@@ -1,4 +1,4 @@
-"""A server under a mixed load to which bad things are done, one after the other: the short tests and scripts/crash."""
+"""A server under mixed load that is killed, cut from power or given disk errors; for the short tests and scripts/crash."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.server import Server, until
 from workers.shard.failpoints import VARIABLE
 
 SUPERVISOR = "supervisor"
-DEATHS_MAX = 4  # of shards, before the supervisor takes its time with restarting them
+DEATHS_MAX = 4  # of shards, before the supervisor's restart delay grows
 
 
 class Failpoints:
-    """The folder that the workers look into; workers/shard/failpoints.py says what is in it."""
+    """The failpoint folder of the workers; workers/shard/failpoints.py describes its files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,13 +29,13 @@ class Failpoints:
         folder.mkdir(exist_ok=True)
 
     def arm(self, *lines: str, deadly: bool = True) -> None:
-        """These points from now on; `deadly` ones end the worker. Hits are recorded all the time."""
+        """Enable these failpoints; `deadly` ones end the worker. Hits are always recorded."""
         self.deadly = deadly
         self._write(*lines)
 
     def disarm(self) -> None:
         self._write()
-        # Only now: a point that is forgotten to have fired would do it again.
+        # Cleared only now: a failpoint that is not recorded as fired would fire again.
         (self.folder / "fired").unlink(missing_ok=True)
 
     def _write(self, *lines: str) -> None:
@@ -44,25 +44,25 @@ class Failpoints:
         new.replace(self.folder / "points")
 
     def alarm(self) -> bool:
-        """A worker is dead, or dies at this moment."""
+        """A worker is dead or about to die."""
         return self.deadly and (self.folder / "fired").exists()
 
     def fired(self) -> list[int]:
-        """The shards at which a point was reached, in order."""
+        """The shards at which a failpoint fired, in order."""
         path = self.folder / "fired"
         if not path.exists():
             return []
         return [int(line.split()[0]) for line in path.read_text().splitlines()]
 
     def hits(self) -> list[str]:
-        """The names of all places that were reached so far, sorted."""
+        """The names of all failpoints reached so far, sorted."""
         path = self.folder / "hits"
         return sorted(set(path.read_text().split())) if path.exists() else []
 
 
 @dataclass
 class Campaign:
-    """What is done is counted in `done`, by kind."""
+    """One server and its load. `done` counts the faults by kind."""
 
     server: Server
     failpoints: Failpoints
@@ -74,7 +74,7 @@ class Campaign:
     # -- kills ---------------------------------------------------------------------------------------------
 
     def kill(self, name: str) -> None:
-        """kill -9 of one process with requests under way; returns when the server is whole again."""
+        """kill -9 of one process while requests are in flight; returns when the server is complete again."""
         workload, server = self.workload, self.server
         self.done[f"kill {name}"] += 1
         if name == SUPERVISOR:
@@ -94,10 +94,10 @@ class Campaign:
         until(lambda: server.children().get(name) not in (None, pid))
         server.wait_ready()
         workload.resume()
-        self._calm()
+        self._reset_restart_delay()
 
     def kill_all(self) -> None:
-        """kill -9 of every process at the same moment."""
+        """kill -9 of all processes at once."""
         self.done["kill all"] += 1
 
         def kill() -> None:
@@ -125,19 +125,19 @@ class Campaign:
         self.restart(stop, "stop")
 
     def restart(self, end: Callable[[], None], event: str) -> None:
-        """End the whole server with requests under way, and start it again."""
+        """End the whole server while requests are in flight, and start it again."""
         workload = self.workload
         workload.hold(wait=False)
         end()
         workload.hold()
-        workload.recorder.nothing_under_way()
+        workload.recorder.nothing_in_flight()
         workload.recorder.happened(event)
         self._deaths = 0
         self.server.start()
         workload.resume()
 
-    def _calm(self) -> None:
-        """The supervisor waits longer after each death of a shard; a new one begins anew."""
+    def _reset_restart_delay(self) -> None:
+        """The supervisor delays each further restart of a shard; after several, kill it: a new one starts without delays."""
         if self._deaths >= DEATHS_MAX:
             self.kill(SUPERVISOR)
 
@@ -146,9 +146,9 @@ class Campaign:
     def kill_at(
         self, point: str, action: str = "kill", *, nth: int = 1, deaths: int = 1, timeout_s: float = 150.0
     ) -> bool:
-        """Have a shard die where `point` says, and its successors as well when there are to be more deaths.
+        """Kill a shard's worker at `point`, and its successors too if `deaths` is more than 1.
 
-        False when nobody came there in time.
+        False if the point was not reached in time.
         """
         workload, failpoints = self.workload, self.failpoints
         pids = [self.server.pid(f"shard {shard}") for shard in range(SHARDS)]
@@ -163,12 +163,12 @@ class Campaign:
             fired = failpoints.fired()
             return False
         finally:
-            failpoints.arm()  # nobody else, but what has fired is not forgotten yet
+            failpoints.arm()  # no more points, but what has fired stays recorded
             self._note_deaths(sorted(set(fired)), pids, f"{action} at {point}")
             failpoints.disarm()
             self.server.wait_ready()
             workload.resume()
-        self._calm()
+        self._reset_restart_delay()
         return True
 
     def _note_deaths(self, shards: list[int], pids: list[int], what: str) -> None:
@@ -188,12 +188,12 @@ class Campaign:
         latches: bool = False,
         timeout_s: float = 150.0,
     ) -> bool:
-        """Have disk calls of a shard fail where `point` says; False when it did not come there in time.
+        """Make disk calls of a shard fail at `point`; False if it was not reached in time.
 
-        If it turns read-only it must say so, serve reads, and heal by a restart; else it must go on.
+        If the shard becomes read-only it must report that, serve reads, and recover by a restart; otherwise it must continue.
         """
         workload, failpoints = self.workload, self.failpoints
-        # In the log's own files there is space by promise; without it that is an error like others.
+        # Space of log files is allocated in advance; ENOSPC without that is an error like any other.
         is_full = error == "ENOSPC" and point != "wal.write.before"
         begin, end = ("full", "freed") if is_full else ("error", None)
         workload.recorder.happened(begin, workload.names(shard), note=f"{error} at {point}")
@@ -208,8 +208,8 @@ class Campaign:
         self.done[f"{error} at {point}"] += 1
         target = workload.acks + 20
         if latches and error == "ENOSPC":
-            self._again_until_latched(f"{point} {error} times={times} shard={shard}")
-        # Where it must turn read-only that is waited for: the other shard goes on meanwhile.
+            self._rearm_until_read_only(f"{point} {error} times={times} shard={shard}")
+        # Wait for the shard to become read-only; the other shard continues meanwhile.
         until(lambda: (workload.acks > target and not latches) or self.latched(), 150)
         workload.hold()
         if end:
@@ -222,8 +222,8 @@ class Campaign:
         workload.resume()
         return True
 
-    def _again_until_latched(self, arm: str) -> None:
-        """What runs out while a spare file is made is no damage, and is tried again: then the error meets a later call."""
+    def _rearm_until_read_only(self, arm: str) -> None:
+        """A resource that runs out while a spare log file is made is only retried: arm the failpoint again for a later call."""
         for _ in range(8):
             try:
                 until(self.latched, 10)
@@ -234,7 +234,7 @@ class Campaign:
                 self.failpoints.disarm()
 
     def latched(self) -> list[int]:
-        """The shards that say that they are read-only."""
+        """The shards that report themselves read-only."""
         ready = self.server.get("/readyz")
         if ready.status == 200 or "read_only" not in ready.error.get("detail", {}):
             return []
@@ -250,11 +250,11 @@ class Campaign:
         assert b"topics_wal_read_only 0" not in server.get("/v0/metrics").body
 
     def refused_for(self, limit: str) -> bool:
-        """Whether somebody was refused because of this limit."""
+        """Whether a request was refused because of this limit."""
         return limit in self.workload.recorder.limits
 
     def reached(self, what: str) -> list[str]:
-        """The places of this sort that the load comes to, without those of a start."""
+        """The failpoints of this kind that the load reaches, except those of a start."""
         return [
             name for name in self.failpoints.hits() if name.startswith(f"{what}.") and "make_dir" not in name
         ]
@@ -262,7 +262,7 @@ class Campaign:
     # -- the end -------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """When no client runs: look at everything, before and after a clean restart, and have it judged."""
+        """Read everything before and after a clean restart, when no client runs, and check the history."""
         self.workload.read_everything()
         self.stop()
         self.workload.read_everything()
@@ -274,7 +274,7 @@ class Campaign:
 
 
 def start_campaign(folder: Path, seed: int, machine: Machine | None = None, **options: str) -> Campaign:
-    """A server with small files and failpoints, and clients that are not running yet."""
+    """A server with small files and failpoints, and clients that are not started yet."""
     failpoints = Failpoints(folder / "failpoints" if machine is None else machine.failpoints)
     failpoints.disarm()
     environment = {**SMALL_FILES, VARIABLE: str(failpoints.folder), **options}

@@ -1,4 +1,4 @@
-"""The servers of the integration tests, for tests that kill them; and whole campaigns."""
+"""Fixtures of the crash tests: servers as in the integration tests, and campaigns (a server, its load and the checker)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["campaign", "lasting_server", "shared_server", "start_server", "topic
 
 @pytest.fixture
 def campaign(tmp_path: Path) -> Iterator[Callable[..., Campaign]]:
-    """Begin campaigns; their servers are gone when the test ends."""
+    """Starts campaigns; their servers are stopped when the test ends."""
     begun: list[Campaign] = []
 
     def begin(*, seed: int, machine: Machine | None = None) -> Campaign:

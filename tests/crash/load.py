@@ -1,7 +1,7 @@
-"""Writers that keep an outside record of what was promised to them, and the comparison with what is there.
+"""Writers that record every acknowledgement, and a comparison of these records with the topic.
 
-One thread writes the numbers 0, 1, 2, … to one topic, one at a time. What the server said about each is kept here,
-outside of the server, so that no crash can touch it.
+Each thread writes the numbers 0, 1, 2, … to one topic, one at a time. The server's answers are recorded here, outside of the
+server, so that no crash can change them.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ CLASSES = ("fsync", "disk")
 
 @dataclass
 class Record:
-    """What one writer was told."""
+    """The answers that one writer got."""
 
     acked: dict[int, int] = field(default_factory=dict)  # number → seq
     unknown: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)  # certainly not executed
-    surprises: list[Any] = field(default_factory=list)  # answers that no crash explains
+    surprises: list[Any] = field(default_factory=list)  # answers that a crash does not explain
     ack_times: list[float] = field(default_factory=list)
 
     def longest_gap_s(self, since: float, until: float) -> float:
-        """The longest time without an ack between the two moments."""
+        """The longest time without an ack in this interval."""
         inside = [at for at in self.ack_times if since < at < until]
         points = [since, *inside, until]
         return max(b - a for a, b in itertools.pairwise(points))
 
 
 class Writer(threading.Thread):
-    """`retries`: an unknown number is sent again with the same idempotency key until it is acked."""
+    """`retries`: a write with unknown outcome is repeated with its idempotency key until it is acked."""
 
     def __init__(
         self, server: Server, topic: str, *, retries: bool = False, front_dies: bool = False
@@ -107,7 +107,7 @@ class Writer(threading.Thread):
 
 @contextlib.contextmanager
 def load(server: Server, topics: list[str], **options: bool) -> Iterator[dict[str, Writer]]:
-    """Writers on all these topics, half of them of class fsync and half of class disk."""
+    """Writers on all these topics, half of class fsync and half of class disk."""
     for i, topic in enumerate(topics):
         assert server.put(f"/v0/topics/{topic}", {"durability": CLASSES[i % 2]}).status in (200, 201)
     writers = {topic: Writer(server, topic, **options) for topic in topics}
@@ -124,7 +124,7 @@ def load(server: Server, topics: list[str], **options: bool) -> Iterator[dict[st
 
 
 def topics_on(shard: int, shards: int, count: int, prefix: str = "t") -> list[str]:
-    """Names that this shard owns."""
+    """Topic names that are placed on this shard."""
     names = (f"{prefix}{i}" for i in range(10_000))
     found = [name for name in names if shard_of(name, shards) == shard]
     return found[:count]
@@ -135,7 +135,7 @@ def acks(writers: dict[str, Writer]) -> int:
 
 
 def read_all(server: Server, topic: str) -> list[tuple[int, Any]]:
-    """Seq and data of every record; a gap is a failure."""
+    """Seq and data of every record; fails if there is a gap."""
     rows: list[tuple[int, Any]] = []
     cursor = 0
     while True:
@@ -150,18 +150,18 @@ def read_all(server: Server, topic: str) -> list[tuple[int, Any]]:
 
 
 def compare(rows: list[tuple[int, Any]], record: Record) -> None:
-    """Every acked number is there once, at its seq; an unknown one at most once; a refused one not at all."""
+    """Every acked number is there once, at its seq; one with unknown outcome at most once; a refused one never."""
     numbers = [number for _, number in rows]
-    assert numbers == sorted(set(numbers)), "out of order, or twice"
+    assert numbers == sorted(set(numbers)), "records are out of order or duplicated"
     stored = {number: seq for seq, number in rows}
     lost = {number: seq for number, seq in record.acked.items() if stored.get(number) != seq}
-    assert not lost, f"acked and not there: {lost}"
+    assert not lost, f"acked records are missing: {lost}"
     strange = stored.keys() - record.acked.keys() - record.unknown
-    assert not strange, f"there and refused: {strange}"
+    assert not strange, f"refused records were written: {strange}"
 
 
 def check_all(server: Server, writers: dict[str, Writer]) -> None:
-    """Compare, write something else, and look again: what was not there must not appear later."""
+    """Compare, write more, and compare again: records that were missing must not appear later."""
     before = {topic: read_all(server, topic) for topic in writers}
     for topic, writer in writers.items():
         assert not writer.record.surprises, (topic, writer.record.surprises[:3])

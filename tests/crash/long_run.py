@@ -1,8 +1,7 @@
-"""The long form of the crash tests, behind scripts/crash: rounds of random disasters until the time is up.
+"""The long form of the crash tests (scripts/crash): rounds of random faults until the time is up.
 
-Each round has a fresh server and its own history, which is judged at the end of it. Odd rounds run on the machine's own
-disk, even ones on a file system whose power can be cut. Places to die at are taken from what the load was seen to reach,
-those first that were not tried yet.
+Each round has a new server and its own history, which is checked at the end. Odd rounds run on the machine's disk, even ones
+on a file system whose power can be cut. Failpoints are chosen from those that the load was seen to reach, new ones first.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tests.support.server import until
 ROUND_S = 60.0
 INTERRUPTED = 130
 ERRORS = ("EIO", "ENOSPC", "EMFILE", "EACCES", "EROFS")
-# The rest are kills of whole processes.
+# The rest are kills of processes.
 ERROR_SHARE, FAILPOINT_SHARE = 0.15, 0.6
 TEARABLE = (".write.before", ".allocate.before")
 
@@ -43,7 +42,7 @@ class LongRun:
         self.done: Counter[str] = Counter()
         self.acks = self.requests = self.rounds = 0
         self.problems: list[str] = []
-        self.folder: Path | None = None  # of the round under way
+        self.folder: Path | None = None  # of the current round
 
     def run(self) -> None:
         while time.monotonic() < self._end:
@@ -76,7 +75,7 @@ class LongRun:
                 campaign.finish()
             except BaseException:
                 campaign.workload.history.save(folder / "history.jsonl")
-                if machine is not None:  # its files live in memory
+                if machine is not None:  # its files are in memory
                     shutil.copytree(machine.path, folder / "files")
                 raise
             finally:
@@ -85,8 +84,8 @@ class LongRun:
                 self.requests += len(campaign.workload.history.ops)
         print(
             f"round {self.rounds} {'with power cuts ' if machine else ''}ok: "
-            f"{campaign.workload.acks} acks, {sum(campaign.done.values())} disasters, "
-            f"died at {len(self._died_at)} of {len(self._known)} places",
+            f"{campaign.workload.acks} acks, {sum(campaign.done.values())} faults, "
+            f"killed at {len(self._died_at)} of {len(self._known)} failpoints",
             flush=True,
         )
 
@@ -116,10 +115,10 @@ class LongRun:
     def _die(self, campaign: Campaign) -> None:
         fresh = sorted(self._known - self._died_at)
         self._rng.shuffle(fresh)
-        fresh.sort(key=self._not_reached.__getitem__)  # what is hard to reach comes later
+        fresh.sort(key=self._not_reached.__getitem__)  # points that were often missed come last
         point = fresh[0] if fresh else self._rng.choice(sorted(self._known))
         action = "torn" if point.endswith(TEARABLE) and self._rng.random() < 0.5 else "kill"
-        # What only a start reaches is not reached by waiting: the next restart does it.
+        # A point that only a start reaches is not waited for: the next restart reaches it.
         at_start = ".make_dir." in point or point.startswith(("layout.", "topics."))
         if at_start:
             campaign.failpoints.arm(f"{point} {action}", deadly=False)
@@ -144,7 +143,7 @@ class LongRun:
 
 
 def _was_interrupted(error: BaseException) -> bool:
-    """The server gets the terminal's Ctrl-C too, so putting things away may fail after it."""
+    """Ctrl-C in the terminal reaches the server too, so the cleanup may fail after it."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, KeyboardInterrupt):
         cause = cause.__context__
@@ -154,18 +153,18 @@ def _was_interrupted(error: BaseException) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/crash", description=__doc__)
     parser.add_argument(
-        "--minutes", type=positive_number, default=10.0, help="begin no new disaster after so long [10]"
+        "--minutes", type=positive_number, default=10.0, help="start no new fault after this time [10]"
     )
     parser.add_argument(
         "--seed",
         type=seed_number,
         default=int(time.time()) % 100_000,
-        help="chooses the disasters; by the clock when absent. Real processes: not the same run again to the byte",
+        help="selects the faults [from the clock]. Processes and threads are real, so a run with the same seed is similar, not identical",
     )
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}, {arguments.minutes:g} minutes", flush=True)
     if why := power_cut.missing():
-        print(f"NO POWER CUTS HERE: {why}", flush=True)
+        print(f"WITHOUT POWER CUTS: {why}", flush=True)
     run = LongRun(arguments.minutes, arguments.seed)
     try:
         run.run()

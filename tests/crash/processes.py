@@ -1,4 +1,4 @@
-"""Stopping and killing single processes of a server, as early in their life as can be."""
+"""Stop and kill single processes of a server, from the moment they exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.server import Server, until
 
 
 def children_of(server: Server) -> dict[int, list[str]]:
-    """Command lines by pid, also of processes that have not named themselves yet."""
+    """Command lines by pid, also of processes whose name is not set yet."""
     assert server.process is not None
     found: dict[int, list[str]] = {}
     for task in Path(f"/proc/{server.process.pid}/task").glob("*/children"):
@@ -23,8 +23,8 @@ def children_of(server: Server) -> dict[int, list[str]]:
     return found
 
 
-def newborn(server: Server, shard: int, *, not_pid: int = 0) -> int:
-    """The pid of a shard's worker as soon as it has its name; `not_pid` is the one before."""
+def new_worker_pid(server: Server, shard: int, *, not_pid: int = 0) -> int:
+    """The pid of a shard's worker as soon as its process name is set; `not_pid` is its predecessor."""
 
     def find() -> int:
         for pid, words in children_of(server).items():
@@ -36,7 +36,7 @@ def newborn(server: Server, shard: int, *, not_pid: int = 0) -> int:
 
 
 def is_gone(pid: int) -> bool:
-    """Ended; whether its parent has noticed does not matter."""
+    """It has ended, whether or not its parent has reaped it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):  # the latter when it ends between open and read
@@ -50,7 +50,7 @@ def kill(pid: int) -> None:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still meanwhile; it may be gone at the end."""
+    """The process is stopped (SIGSTOP) inside the block; it may have ended by its end."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

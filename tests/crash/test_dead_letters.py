@@ -1,8 +1,7 @@
-"""Goal: a job that goes to a dead letter topic ends there once, whichever worker is killed on its way.
+"""Goal: each job that is given up ends in its dead letter topic once, whichever worker is killed.
 
-Method: queues whose dead letter topics lie on the other shard, and on their own. Clients ack every third job and give up
-the others, while the workers of source and target are killed in turns. In the end each job is in the one place that was
-said of it.
+Method: queues whose dead letter topics are on the other shard and on their own. Clients ack every third job and give up
+the others, while the workers of queue and target are killed in turn. In the end each job must be where its last answer says.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.crash
 JOBS = pick(short=600, long=2400)
 AT_ONCE = 20
 KILLS = pick(short=4, long=12)
-# Queue → dead letter topic: across, the other way across, and at home.
+# Queue → dead letter topic: from shard to shard in both directions, and within one shard.
 PLACES = dict(
     zip(
         [*topics_on(1, 2, 2, "queue"), *topics_on(0, 2, 1, "queue")],
@@ -38,7 +37,7 @@ def is_acked(number: int) -> bool:
 
 
 class Client(threading.Thread):
-    """Works on one queue until there is nothing left. While a shard is down it tries again."""
+    """Works on one queue until it is empty. While a shard is down it retries."""
 
     def __init__(self, server: Server, queue: str) -> None:
         super().__init__(name=queue, daemon=True)
@@ -93,8 +92,8 @@ def count(server: Server, topic: str) -> int | None:
 
 @fault(
     "worker",
-    "workers of a queue and of its dead letter topic are killed (-9) in turns while jobs are given up",
-    "each job ends in one place; letters come later",
+    "workers of a queue and of its dead letter topic are killed (-9) in turn while jobs are given up",
+    "each job ends in one place; dead letters arrive later",
 )
 def test_each_job_ends_in_one_place(start_server: Callable[..., Server]) -> None:
     server = start_server()

@@ -1,7 +1,7 @@
-"""Goal: a disk call that fails is never taken for one that worked, wherever it is.
+"""Goal: a failed disk call is never treated as successful, whichever call it is.
 
-Method: failpoints let calls of one shard fail under load. Where the log is in doubt the shard turns read-only, says so everywhere,
-goes on reading, and a restart heals it. A full disk ends by itself. The history is judged at the end.
+Method: failpoints make calls of one shard fail under load. If the state of the log is in doubt, the shard becomes read-only, reports that in
+readiness, metrics and errors, continues to serve reads, and recovers by a restart. A full disk ends by itself. The history is checked at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from tests.support.server import until
 
 pytestmark = pytest.mark.crash
 
-LATCHES = "the shard is read-only: readiness, metrics and errors say so, reads go on; a restart heals it"
+LATCHES = (
+    "the shard becomes read-only: readiness, metrics and errors report it, reads continue; a restart ends it"
+)
 RESUMES = (
     "no write is lost or refused for good; the work is done again when there is space, or a free file handle"
 )
@@ -25,10 +27,10 @@ RESUMES = (
 @fault("log file", "a sync of it fails with EIO under load", LATCHES)
 @fault("log file", "a write to it fails with EIO under load", LATCHES)
 @fault("log file", "a write to it fails with ENOSPC although its space was allocated", LATCHES)
-@fault("log file", "the file system turns read-only (EROFS) under it", LATCHES)
-@fault("log file", "the next one cannot be opened: EACCES", LATCHES)
+@fault("log file", "the file system becomes read-only (EROFS)", LATCHES)
+@fault("log file", "opening the next one fails with EACCES", LATCHES)
 @fault("segment", "a checkpoint's sync of it fails with EIO", LATCHES)
-@fault("snapshot", "it cannot be renamed: EIO", LATCHES)
+@fault("snapshot", "renaming it fails with EIO", LATCHES)
 def test_where_an_error_makes_the_shard_read_only(campaign: Callable[..., Campaign]) -> None:
     this: Campaign = campaign(seed=31)
     failures = [
@@ -48,19 +50,19 @@ def test_where_an_error_makes_the_shard_read_only(campaign: Callable[..., Campai
 
 
 @fault("log file", "no space to allocate the next one", f"429 disk_full until there is space; {RESUMES}")
-@fault("log file", "the next one cannot be opened: EMFILE", f"appends wait for it if they must; {RESUMES}")
+@fault("log file", "opening the next one fails with EMFILE", f"appends that need it wait; {RESUMES}")
 @fault("segment", "no space to write it", RESUMES)
 @fault("index", "no space to write it", RESUMES)
 @fault("snapshot", "no space to write it", RESUMES)
 @fault("segment", "no space for the marks of deleted records", RESUMES)
 @fault(
     "data directory",
-    "no space for the notes of an erase",
+    "no space for the intent file of an erase",
     f"429 disk_full for the erase, which is done later; {RESUMES}",
 )
 def test_what_runs_out_is_tried_again(campaign: Callable[..., Campaign]) -> None:
     this: Campaign = campaign(seed=33)
-    # An erase overwrites these files in place, and one that is refused half-way makes the shard read-only.
+    # An erase overwrites these files in place; one that is refused halfway makes the shard read-only.
     this.workload.erasing = False
     with this.workload.running():
         assert this.error_at("wal.allocate.before", "ENOSPC", times=3)

@@ -1,7 +1,7 @@
-"""Goal: a worker may die before or after any of its disk calls, or in the middle of a write.
+"""Goal: a worker may die before, after or during any of its disk calls.
 
-Method: the places that the load reaches are recorded (workers/shard/failpoints.py); some of each sort are drawn, and at each of them a
-worker is killed under load. scripts/crash takes all of them. The history is judged at the end.
+Method: record which failpoints the load reaches (workers/shard/failpoints.py), choose some of each kind, and kill a worker at each of
+them under load. scripts/crash takes all of them. The history is checked at the end.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from tests.support.server import until
 
 pytestmark = pytest.mark.crash
 
-KEPT = "the next worker recovers: every answer stays true, and nothing half-done is seen"
+KEPT = "the next worker recovers: every answer stays true, and no change is visible in part"
 
 
 def kill_at_some(campaign: Campaign, whats: tuple[str, ...], rng: random.Random) -> None:
-    """One place of each sort, as soon as it is known which there are."""
+    """Kill a worker at one failpoint of each kind, once it is known which are reached."""
     for what in whats:
         until(lambda what=what: campaign.reached(what))
         point = rng.choice(campaign.reached(what))
         print("killed at", point)
-        assert campaign.kill_at(point), f"nobody came to {point} any more"
+        assert campaign.kill_at(point), f"{point} is no longer reached"
 
 
 @fault("worker", "killed before or after a disk call of a commit", KEPT)
 @fault("worker", "killed while it recovers from being killed", KEPT)
-@fault("log file", "the worker dies in the middle of a write to it", KEPT)
-@fault("log file", "the worker dies in the middle of making the next one", KEPT)
+@fault("log file", "the worker dies during a write to it", KEPT)
+@fault("log file", "the worker dies while it creates the next one", KEPT)
 @fault("data directory", "the worker dies while it overwrites erased records", KEPT)
 @fault("data directory", "the worker dies while it removes a dropped topic", KEPT)
 def test_a_worker_dies_while_it_commits_erases_and_drops(campaign: Callable[..., Campaign]) -> None:
@@ -40,7 +40,7 @@ def test_a_worker_dies_while_it_commits_erases_and_drops(campaign: Callable[...,
     with this.workload.running():
         assert this.kill_at("wal.write.before", "torn", nth=40)
         assert this.kill_at("wal.allocate.before", "torn")
-        assert this.kill_at("meta.sync_dir.before", deaths=2), "it is reached by every start"
+        assert this.kill_at("meta.sync_dir.before", deaths=2), "every start reaches it"
         kill_at_some(this, ("wal", "intent", "topic"), random.Random(11))
     this.finish()
 

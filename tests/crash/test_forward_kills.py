@@ -1,8 +1,7 @@
-"""Goal: kill -9 of any worker in the middle of forwarding: each copy is there once, in the order of its source.
+"""Goal: routers copy each record once and in the order of its source, although workers are killed (-9) meanwhile.
 
-Method: writers of topics on two shards, whose rules go to the other shard, to their own, through a pattern and along a chain,
-while one worker after the other is killed. Readers see what was acked before they read, or are told that they may not. At the
-end every dest is compared with its sources.
+Method: writers on two shards; rules to the other shard, to the same shard, by a pattern and along a chain; the workers are killed
+in turn. A read of a dest returns every copy of a record that was acked before it, or an error. At the end every dest is compared with its sources.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ RULES = {
 
 @dataclass
 class Writer(threading.Thread):
-    """Numbers in their order, each sent until it is acked, with a key."""
+    """Writes numbers in order, each repeated with its key until it is acked."""
 
     server: Server
     topic: str
@@ -76,7 +75,7 @@ class Writer(threading.Thread):
 
 
 class Reader(threading.Thread):
-    """Reads a dest after a write to its source was acked."""
+    """Reads a dest after each acked write to its source."""
 
     def __init__(self, server: Server, writer: Writer, dest: str) -> None:
         super().__init__(name=dest, daemon=True)
@@ -120,14 +119,14 @@ def copied(server: Server, source: str, dest: str) -> list[tuple[str, int]]:
 
 
 def has_all(server: Server, source: str, dest: str, count: int) -> bool:
-    """A read catches up with the rules that bring it copies; those before them follow shortly."""
+    """Reads wait for the last rule that copies here; copies by the rules before it may arrive shortly after."""
     return len(copied(server, source, dest)) >= count
 
 
 @fault(
     "worker",
-    "kill -9 of workers while they forward to each other",
-    "each copy is there once and in order; reads show what was acked before them, or say that they may not",
+    "kill -9 of workers that forward to each other",
+    "each copy is there once and in order; a read returns copies of what was acked before it, or an error",
 )
 def test_workers_that_are_killed_while_they_forward(start_server: Callable[..., Server]) -> None:
     server = start_server()

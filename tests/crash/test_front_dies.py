@@ -1,6 +1,6 @@
-"""Goal: a front holds nothing that matters: its death costs connections, and neither data nor the port.
+"""Goal: a front holds no state: when it dies, clients lose connections, but no data, and the port stays open.
 
-Method: kill -9 of the front in the middle of load; connections made while there is no front must be served by the next.
+Method: kill -9 of the front under load; connections made while there is no front must be served by the next one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from tests.support.server import Server, until
 
 pytestmark = pytest.mark.crash
 
-HANG_MS = "3000"  # longer than a start takes on a busy machine: a child that is still importing cannot answer
+HANG_MS = "3000"  # longer than a start on a busy machine: a child that is still importing cannot answer
 TOPICS = topics_on(0, 2, 2) + topics_on(1, 2, 2)
 
 
 @fault(
-    "front", "killed (-9) while clients write", "connections break; the workers go on; no acked write is lost"
+    "front",
+    "killed (-9) while clients write",
+    "connections break; the workers continue; no acked write is lost",
 )
 def test_a_front_s_death_costs_no_data_and_no_worker(start_server: Callable[..., Server]) -> None:
     server = start_server()
@@ -47,7 +49,7 @@ def ask(connection: http.client.HTTPConnection, i: int) -> None:
 
 
 def answer(connection: http.client.HTTPConnection, i: int) -> int:
-    """The status; asked again as long as the shard is too slow, which then has not done it."""
+    """The status; repeated while the shard answers that it did not execute the request in time."""
     deadline_s = time.monotonic() + 120
     while True:
         reply = connection.getresponse()
@@ -64,7 +66,7 @@ def test_a_connection_made_while_there_is_no_front_is_served_by_the_next(
     server = start_server()
     front = server.pid("front 0")
     assert server.process is not None
-    with stopped(server.process.pid):  # nobody restarts it
+    with stopped(server.process.pid):  # so it is not restarted
         kill(front)
         connections = []
         for i in range(50):
@@ -78,10 +80,10 @@ def test_a_connection_made_while_there_is_no_front_is_served_by_the_next(
     assert server.diff("t", limit=100).json["head_seq"] == 50
 
 
-@fault("front", "it hangs", "the supervisor replaces it; the port stays open")
+@fault("front", "it hangs", "the supervisor restarts it; the port stays open")
 def test_a_front_that_hangs_is_replaced(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_PING_TIMEOUT_MS": HANG_MS})
     hung = server.pid("front 0")
     with stopped(hung):
-        assert server.write("t", 1).status == 201  # served by the next
+        assert server.write("t", 1).status == 201  # by the next front
     assert server.pid("front 0") != hung

@@ -1,7 +1,7 @@
-"""Goal: any process of a server may die at any moment, and what clients were told stays true.
+"""Goal: any process of a server may die at any time, and all answers stay true.
 
-Method: clients do a bit of everything while processes are killed (-9) one after the other; the history of all requests
-and answers is judged against the contract.
+Method: clients send a mixed load while processes are killed (-9) one after the other; the history of requests
+and answers is checked against the contract.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KEPT = "every answer stays true; with an idempotency key each write is there onc
 
 
 def work_on(campaign: Campaign, rng: random.Random) -> None:
-    """Let the clients get some more done."""
+    """Wait until the clients have got more acks."""
     target = campaign.workload.acks + rng.randrange(40, 160)
     until(lambda: campaign.workload.acks >= target)
 
@@ -29,10 +29,14 @@ def work_on(campaign: Campaign, rng: random.Random) -> None:
 @fault("worker", "killed (-9) under a mixed load", KEPT)
 @fault("front", "killed (-9) under a mixed load", f"connections break; {KEPT}")
 @fault(
-    "supervisor", "killed (-9) under a mixed load", f"all processes end; the next server has it all; {KEPT}"
+    "supervisor",
+    "killed (-9) under a mixed load",
+    f"all processes end; after a restart nothing is missing; {KEPT}",
 )
-@fault("supervisor", "stopped (SIGTERM) under a mixed load", "what is under way is answered; nothing is lost")
-@fault("data directory", "every process of the server killed (-9) at the same moment", KEPT)
+@fault(
+    "supervisor", "stopped (SIGTERM) under a mixed load", "requests in flight are answered; nothing is lost"
+)
+@fault("data directory", "all processes of the server are killed (-9) at once", KEPT)
 def test_processes_die_in_turn_and_together(campaign: Callable[..., Campaign]) -> None:
     rng = random.Random(1)
     this: Campaign = campaign(seed=1)

@@ -1,7 +1,7 @@
-"""Goal: the power may go at any moment: what was promised to be on the disk is there, and what is lost is announced.
+"""Goal: after a power cut all records that were acked as synced are there, and losses are announced.
 
-Method: a real server on a file system that forgets what was not synced (tests/support/power_cut.py), clients that do a bit
-of everything, and cuts under load. The same file system runs full, and fails syncs, under the server's real calls.
+Method: a real server on a file system that loses unsynced data (tests/support/power_cut.py), a mixed load, and power cuts.
+The same file system runs full and fails syncs, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from tests.support.server import until
 WHY_NOT = power_cut.missing()
 pytestmark = [
     pytest.mark.crash,
-    pytest.mark.skipif(WHY_NOT is not None, reason=f"NO POWER CUTS UNDER REAL FILES HERE: {WHY_NOT}"),
+    pytest.mark.skipif(
+        WHY_NOT is not None, reason=f"power cuts on real files are not tested here: {WHY_NOT}"
+    ),
 ]
 
 
@@ -35,13 +37,13 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def tree(root: Path) -> dict[str, bytes | None]:
-    """Every path below; None for directories."""
+    """Every path below `root`; None for directories."""
     paths = sorted(path for path in root.rglob("*") if path.name != power_cut.SYNC_ALL)
     return {str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in paths}
 
 
-def do_something(root: Path, rng: random.Random) -> None:
-    """One random change; the same for the same rng on the same tree. It may be refused."""
+def random_change(root: Path, rng: random.Random) -> None:
+    """One random change, determined by rng and tree. The file system may refuse it."""
     names = [f"{folder}/{name}" for folder in ("a", "a/b", "c") for name in "uvw"]
     one, other, size = root / rng.choice(names), root / rng.choice(names), rng.randrange(3 << 19)
     match rng.randrange(8):
@@ -66,14 +68,14 @@ def do_something(root: Path, rng: random.Random) -> None:
 
 
 def test_the_file_system_is_one(machine: Machine, tmp_path: Path) -> None:
-    """It does what a real one does, and keeps what was synced."""
+    """It behaves like a real file system, and keeps synced data."""
     real = tmp_path / "real"
     real.mkdir()
     for seed in range(150):
         results = []
         for root in (real, machine.path):
             try:
-                do_something(root, random.Random(seed))
+                random_change(root, random.Random(seed))
                 results.append(0)
             except OSError as error:
                 results.append(error.errno)
@@ -102,7 +104,7 @@ def work_on(campaign: Campaign, acks: int) -> None:
 
 @fault(
     "disk",
-    "power cut under a real server and real files",
+    "power cut under a real server with real files",
     "all acked fsync writes are there; lost tails of disk topics are announced; no seq is used twice",
 )
 @fault("disk", "power cut right after a worker was killed", "as after a power cut alone")
@@ -122,13 +124,13 @@ def test_power_cuts_under_load(machine: Machine, campaign: Callable[..., Campaig
 
 @fault(
     "disk",
-    "full under a real server and real files",
-    "429 disk_full for appends; reads and deletes go on; ends by itself",
+    "full under a real server with real files",
+    "429 disk_full for appends; reads and deletes continue; ends by itself",
 )
 @fault(
     "disk",
-    "a sync fails with EIO, and later the power goes",
-    "the shard turns read-only; nothing acked is lost",
+    "a sync fails with EIO, and the power is cut later",
+    "the shard becomes read-only; no acked record is lost",
 )
 def test_a_full_disk_a_failed_sync_and_a_power_cut(
     machine: Machine, campaign: Callable[..., Campaign]
@@ -143,7 +145,7 @@ def test_a_full_disk_a_failed_sync_and_a_power_cut(
         machine.fill(False)
         workload.recorder.happened("freed")
         work_on(this, 100)
-        assert this.server.get("/readyz").status == 200, "it has not ended by itself"
+        assert this.server.get("/readyz").status == 200, "still not ready though there is space again"
         workload.recorder.happened("error")
         machine.fail("sync", errno.EIO)
         until(this.latched)

@@ -1,7 +1,7 @@
-"""Goal: kill -9 in the middle of produce, claim and ack: what was acked never comes again, all else is done in the end.
+"""Goal: workers are killed (-9) while jobs are written, claimed and acked: an acked job is never delivered again, every other one is.
 
-Method: clients of queues and of named consumers on two shards keep their own record of what the server told them, while its
-workers are killed one after the other. At the end all that is left is finished, and the records are compared.
+Method: clients of queues and of consumers on two shards record the server's answers, while its workers are killed in turn.
+At the end the remaining jobs are finished, and the records are compared.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)
-class Place:
-    """A queue, or a log with a consumer; `claim` and `ack` are the calls of its workers."""
+class WorkQueue:
+    """A queue, or a log with a consumer; `claim` and `ack` are their paths."""
 
     topic: str
     durability: str
@@ -59,8 +59,8 @@ class Place:
     def post(self, server: Server, sub: str, **body: Any) -> Json:
         return ok(server.post(f"/v0/topics/{self.topic}{sub}", {"node": "last", **body}))
 
-    def in_hand(self, server: Server) -> tuple[int, int]:
-        """What is left to hand out, and what is under a lease."""
+    def ready_and_leased(self, server: Server) -> tuple[int, int]:
+        """The numbers of ready and of leased jobs."""
         if self.consumer:
             state = ok(server.get(f"/v0/topics/{self.topic}/consumers/c"))
             return state["lag_records"] + state["ack_pending"] - state["in_flight"], state["in_flight"]
@@ -68,8 +68,8 @@ class Place:
         return queue["ready"], queue["in_flight"]
 
 
-PLACES = [
-    Place(topics_on(shard, 2, 3, "q")[i], durability, leases_durable, consumer)
+QUEUES = [
+    WorkQueue(topics_on(shard, 2, 3, "q")[i], durability, leases_durable, consumer)
     for shard in (0, 1)
     for i, (durability, leases_durable, consumer) in enumerate(
         [("fsync", False, False), ("disk", True, False), ("fsync", True, True)]
@@ -79,22 +79,24 @@ PLACES = [
 
 @dataclass
 class Record:
-    """What one queue's clients were told. Jobs are numbers; each is sent until it is acknowledged, with a key."""
+    """The answers that one queue's clients got. Jobs are numbers; each is sent with a key until it is acknowledged."""
 
     produced: set[int] = field(default_factory=set)
-    acked: set[int] = field(default_factory=set)  # told so, once and for all
+    acked: set[int] = field(default_factory=set)  # the ack was answered
     unknown: set[int] = field(default_factory=set)  # an ack without an answer
-    after_ack: list[int] = field(default_factory=list)  # handed out although the ack had been answered: never
+    after_ack: list[int] = field(
+        default_factory=list
+    )  # delivered after the answer to the ack: must stay empty
     surprises: list[Any] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Client(threading.Thread):
-    """One connection that goes on after every death of a server process."""
+    """One client, which connects again whenever a server process dies."""
 
-    def __init__(self, server: Server, place: Place, record: Record, name: str) -> None:
+    def __init__(self, server: Server, queue: WorkQueue, record: Record, name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self.server, self.place, self.record = server, place, record
+        self.server, self.queue, self.record = server, queue, record
         self.stopping = threading.Event()
         self._connection: http.client.HTTPConnection | None = None
 
@@ -109,7 +111,7 @@ class Client(threading.Thread):
         raise NotImplementedError
 
     def post(self, sub: str, body: Json) -> Json | None:
-        """The answer, or None when the shard was away or its outcome is unknown."""
+        """The answer, or None if the shard was unavailable or the outcome is unknown."""
         status, answer = self.send(sub, body)
         if status in (200, 201):
             return answer
@@ -122,7 +124,7 @@ class Client(threading.Thread):
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
         headers = {"Content-Type": "application/json"}
-        self._connection.request("POST", f"/v0/topics/{self.place.topic}{sub}", json.dumps(body), headers)
+        self._connection.request("POST", f"/v0/topics/{self.queue.topic}{sub}", json.dumps(body), headers)
         response = self._connection.getresponse()
         return response.status, json.loads(response.read())
 
@@ -141,7 +143,7 @@ class Producer(Client):
 
 class Worker(Client):
     def step(self) -> None:
-        answer = self.post(self.place.claim, {"node": self.name, "max": 4, "wait_ms": 100})
+        answer = self.post(self.queue.claim, {"node": self.name, "max": 4, "wait_ms": 100})
         if not answer or not answer["claimed"]:
             return
         jobs = {job["$seq"]: job for job in answer["claimed"]}
@@ -151,7 +153,7 @@ class Worker(Client):
             ]
         seqs = list(jobs)
         acked = self.post(
-            self.place.ack,
+            self.queue.ack,
             {"node": self.name, "seqs": seqs, "lease_ids": [jobs[seq]["lease_id"] for seq in seqs]},
         )
         with self.record.lock:
@@ -163,13 +165,13 @@ class Worker(Client):
 
 
 @contextmanager
-def at_work(server: Server) -> Iterator[dict[Place, Record]]:
-    records = {place: Record() for place in PLACES}
+def at_work(server: Server) -> Iterator[dict[WorkQueue, Record]]:
+    records = {queue: Record() for queue in QUEUES}
     clients: list[Client] = []
-    for place, record in records.items():
-        place.make(server)
-        clients.append(Producer(server, place, record, f"{place.topic}-producer"))
-        clients += [Worker(server, place, record, f"{place.topic}-{i}") for i in range(2)]
+    for queue, record in records.items():
+        queue.make(server)
+        clients.append(Producer(server, queue, record, f"{queue.topic}-producer"))
+        clients += [Worker(server, queue, record, f"{queue.topic}-{i}") for i in range(2)]
     for client in clients:
         client.start()
     try:
@@ -182,39 +184,39 @@ def at_work(server: Server) -> Iterator[dict[Place, Record]]:
             assert not client.is_alive(), f"{client.name} still waits for an answer"
 
 
-def acks(records: dict[Place, Record]) -> int:
+def acks(records: dict[WorkQueue, Record]) -> int:
     return sum(len(record.acked) for record in records.values())
 
 
-def finish(server: Server, place: Place) -> list[int]:
-    """Do everything that is left; the data of what it was."""
+def finish(server: Server, queue: WorkQueue) -> list[int]:
+    """Finish the remaining jobs; returns their data."""
     done: list[int] = []
 
     def rest() -> bool:
-        jobs = place.post(server, place.claim, max=1000)["claimed"]
+        jobs = queue.post(server, queue.claim, max=1000)["claimed"]
         if jobs:
             seqs = [job["$seq"] for job in jobs]
-            assert place.post(server, place.ack, seqs=seqs)["acked"] == len(seqs)
+            assert queue.post(server, queue.ack, seqs=seqs)["acked"] == len(seqs)
             done.extend(job["data"] for job in jobs)
-        return not jobs and place.in_hand(server) == (0, 0)
+        return not jobs and queue.ready_and_leased(server) == (0, 0)
 
     until(rest)
     return done
 
 
-def check(place: Place, record: Record, left: list[int]) -> None:
+def check(queue: WorkQueue, record: Record, left: list[int]) -> None:
     assert not record.surprises, record.surprises[:3]
-    assert not record.after_ack, f"{place}: acked, and handed out again: {record.after_ack[:5]}"
+    assert not record.after_ack, f"{queue}: delivered after its ack: {record.after_ack[:5]}"
     assert len(left) == len(set(left)), "a job is there twice"
-    assert not record.acked & set(left), f"{place}: acked, and there again"
+    assert not record.acked & set(left), f"{queue}: an acked job is there again"
     lost = record.produced - record.acked - record.unknown - set(left)
-    assert not lost, f"{place}: neither acked nor there: {sorted(lost)[:10]}"
+    assert not lost, f"{queue}: neither acked nor there: {sorted(lost)[:10]}"
 
 
 @fault(
     "worker",
     "killed (-9) while jobs are written, claimed and acked",
-    "what was acked never comes again; all else is delivered again, once its lease is over or forgotten",
+    "an acked job is never delivered again; the others are, once their lease has expired or is forgotten",
 )
 def test_workers_die_under_producers_and_consumers(start_server: Callable[..., Server]) -> None:
     server = start_server()
@@ -226,37 +228,37 @@ def test_workers_die_under_producers_and_consumers(start_server: Callable[..., S
             server.wait_ready()
         target = acks(records) + ACKS_BETWEEN
         until(lambda: acks(records) >= target)
-    for place, record in records.items():
-        check(place, record, finish(server, place))
-        if not place.consumer:
-            assert ok(server.get(f"/v0/topics/{place.topic}"))["count"] == 0
+    for queue, record in records.items():
+        check(queue, record, finish(server, queue))
+        if not queue.consumer:
+            assert ok(server.get(f"/v0/topics/{queue.topic}"))["count"] == 0
 
 
 @fault(
     "supervisor",
     "killed (-9) while jobs are leased",
-    "what was acked stays so over the restart; leases that are kept hold on, others are forgotten",
+    "acked jobs stay acked over the restart; durable leases are kept, others are forgotten",
 )
 def test_leases_over_the_death_of_everything(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with at_work(server) as records:
         until(lambda: acks(records) >= 2 * ACKS_BETWEEN)
-    held = {place: hold(server, place) for place in PLACES}
+    held = {queue: hold(server, queue) for queue in QUEUES}
     server.kill()
     server.start()
-    for place, record in records.items():
-        kept = 1 if place.leases_durable else 0
-        assert place.in_hand(server) == (1 - kept, kept), place
-        seq, left = held[place]
-        assert place.post(server, place.ack, node="holder", seqs=[seq])["acked"] == kept
-        assert finish(server, place) == [-1] * (1 - kept)
-        check(place, record, left)
+    for queue, record in records.items():
+        kept = 1 if queue.leases_durable else 0
+        assert queue.ready_and_leased(server) == (1 - kept, kept), queue
+        seq, left = held[queue]
+        assert queue.post(server, queue.ack, node="holder", seqs=[seq])["acked"] == kept
+        assert finish(server, queue) == [-1] * (1 - kept)
+        check(queue, record, left)
 
 
-def hold(server: Server, place: Place) -> tuple[int, list[int]]:
-    """Finish all that is there, and keep one more for an hour: its seq, and the data of what was finished."""
-    left = finish(server, place)
-    seq: int = ok(server.write(place.topic, -1))["first_seq"]
-    claimed = place.post(server, place.claim, node="holder", lease_ms=3_600_000)["claimed"]
+def hold(server: Server, queue: WorkQueue) -> tuple[int, list[int]]:
+    """Finish all jobs, then lease one more for an hour: its seq, and the data of the finished ones."""
+    left = finish(server, queue)
+    seq: int = ok(server.write(queue.topic, -1))["first_seq"]
+    claimed = queue.post(server, queue.claim, node="holder", lease_ms=3_600_000)["claimed"]
     assert [job["$seq"] for job in claimed] == [seq]
     return seq, left

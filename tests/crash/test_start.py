@@ -1,6 +1,6 @@
-"""Goal: the port is open at once, and what is ready is served while the rest still recovers.
+"""Goal: the port is open at once, and shards that are ready are served while others still recover.
 
-Method: one shard is held back, by stopping its worker as soon as it exists or by giving it a long log to replay, and
+Method: one shard is held back, by stopping its worker process as soon as it exists or by a long log to replay, and
 the other one is used meanwhile.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.crash.load import topics_on
-from tests.crash.processes import newborn, stopped
+from tests.crash.processes import new_worker_pid, stopped
 from tests.support.faults import fault
 from tests.support.server import PROGRAM, Server, until
 
@@ -22,8 +22,8 @@ JSON = {"Content-Type": "application/json"}
 ZERO, ONE = topics_on(0, 2, 1)[0], topics_on(1, 2, 1)[0]
 
 
-def check_half_open(server: Server) -> None:
-    """Shard 0 serves, shard 1 does not yet."""
+def check_one_shard_ready(server: Server) -> None:
+    """Shard 0 is ready, shard 1 is not."""
     assert server.get("/v0/health").status == 200
     assert server.get("/v0/metrics").status == 200
     assert server.get("/v0/metrics", Accept="application/json").json["ready"] is False
@@ -38,19 +38,19 @@ def check_half_open(server: Server) -> None:
         assert reply.headers["retry-after"] == "1"
         assert reply.error["code"] == "not_ready"
         assert 0 <= reply.error["detail"]["replay_progress"] < 1
-    assert server.get("/v0/topics").status == 503, "a list without a shard is a lie"
+    assert server.get("/v0/topics").status == 503, "a list without one shard's topics would be wrong"
 
 
-@fault("worker", "one does not come up at the start", "503 for its topics; the others are served")
+@fault("worker", "one does not start", "503 for its topics; the others are served")
 def test_one_shard_serves_while_the_other_one_has_not_come_up(start_server: Callable[..., Server]) -> None:
     server = start_server(command=PROGRAM)
     for topic in (ZERO, ONE):
         assert server.write(topic, "first").status == 201
     server.kill()
     server.start(wait_ready=False)
-    with stopped(newborn(server, 1)):
+    with stopped(new_worker_pid(server, 1)):
         until(lambda: server.diff(ZERO).status == 200)
-        check_half_open(server)
+        check_one_shard_ready(server)
     server.wait_ready()
     assert [row["data"] for row in server.diff(ONE).json["records"]] == ["first"]
 
@@ -70,12 +70,12 @@ def test_a_replay_says_how_far_it_is(start_server: Callable[..., Server]) -> Non
             seen.append(reply.error["detail"]["replay_progress"])
         return reply.status == 200
 
-    for _ in range(5):  # a replay may be over before a busy machine has let anybody ask
+    for _ in range(5):  # on a busy machine a replay may be over before its progress is read
         seen.clear()
         server.kill()
         server.start(wait_ready=False)
         until(recovered, 60, every_s=0.001)
-        assert seen == sorted(seen), "progress goes one way"
+        assert seen == sorted(seen), "the progress went back"
         if any(0 < progress < 1 for progress in seen):
             break
     assert any(0 < progress < 1 for progress in seen), seen

@@ -1,6 +1,6 @@
-"""Goal: without its supervisor nothing of a server lives on, and the next server has everything that was acked.
+"""Goal: no process outlives its supervisor, and the next server has everything that was acked.
 
-Method: kill -9 of the supervisor in the middle of load, also while a child stands still.
+Method: kill -9 of the supervisor under load, also while a child process is stopped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOPICS = topics_on(0, 2, 2) + topics_on(1, 2, 2)
 
 
 def kill_supervisor(server: Server) -> list[int]:
-    """Kill it alone; returns the pids of its children."""
+    """kill -9 of the supervisor alone; returns the pids of its children."""
     assert server.process is not None
     children = list(server.children().values())
     server.process.kill()
@@ -32,7 +32,7 @@ def kill_supervisor(server: Server) -> list[int]:
 @fault(
     "supervisor",
     "killed (-9) while clients write",
-    "all processes end; the next server has every acked write",
+    "all processes end; after a restart every acked write is there",
 )
 def test_everything_acked_survives_the_supervisor(start_server: Callable[..., Server]) -> None:
     server = start_server()
@@ -47,8 +47,8 @@ def test_everything_acked_survives_the_supervisor(start_server: Callable[..., Se
 
 @fault(
     "supervisor",
-    "killed (-9) while a child stands still",
-    "the child ends as well, and the next server can start",
+    "killed (-9) while a child is stopped (SIGSTOP)",
+    "the child ends too, and the next server can start",
 )
 @pytest.mark.parametrize("name", ["shard 1", "front 0"])
 def test_a_child_that_stands_still_does_not_outlive_the_supervisor(
@@ -66,7 +66,7 @@ def test_a_child_that_stands_still_does_not_outlive_the_supervisor(
 
 @fault("supervisor", "killed (-9) while it starts", "no process is left, and the next server can start")
 def test_a_server_that_dies_while_it_starts_leaves_nothing(start_server: Callable[..., Server]) -> None:
-    """The window between a child's birth and its asking to die with its parent."""
+    """The time between a child's fork and its request to be killed with its parent (PR_SET_PDEATHSIG)."""
     server = start_server()
     assert server.write("t", 1).status == 201
     server.stop()

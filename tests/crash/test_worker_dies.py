@@ -1,7 +1,7 @@
-"""Goal: the death of one worker costs its own topics a pause, and nobody a record.
+"""Goal: when a worker dies, its topics are unavailable until it is back, no record is lost, and other shards do not notice.
 
-Method: writers on topics of both shards, in both durable classes, keep their own record of what was acked while the
-worker of shard 1 is killed several times.
+Method: writers on topics of both shards, in both durable classes, record what was acked while the worker of shard 1 is killed
+several times.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Callable
 import pytest
 
 from tests.crash.load import Writer, acks, check_all, load, read_all, topics_on
-from tests.crash.processes import kill, newborn, stopped
+from tests.crash.processes import kill, new_worker_pid, stopped
 from tests.support.faults import fault
 from tests.support.length import pick
 from tests.support.server import Reply, Server, until
 
 pytestmark = pytest.mark.crash
 
-HANG_MS = "3000"  # longer than a start takes on a busy machine: a child that is still importing cannot answer
+HANG_MS = "3000"  # longer than a start on a busy machine: a child that is still importing cannot answer
 ZERO, ONE = topics_on(0, 2, 4), topics_on(1, 2, 4)
 KILLS = pick(short=2, long=5)
-ACKS_BETWEEN = 100  # the load is in full swing again
+ACKS_BETWEEN = 100  # so that all writers are active again
 
 
 def kill_and_watch(server: Server, shard: int, topics: int) -> tuple[float, float]:
-    """Kill the worker and watch from outside until it is back. Returns the outage's begin and end."""
+    """Kill the worker and poll until it is back. Returns the begin and end of the outage."""
     began = time.monotonic()
     kill(server.pid(f"shard {shard}"))
     seen_down = False
@@ -36,7 +36,7 @@ def kill_and_watch(server: Server, shard: int, topics: int) -> tuple[float, floa
         ready = server.get("/readyz")
         assert (listing.status, ready.status) in {(200, 200), (200, 503), (503, 503), (503, 200)}
         if listing.status == 200:
-            assert len(listing.json["topics"]) == topics, "a short list"
+            assert len(listing.json["topics"]) == topics, "the list is incomplete"
         if ready.status == 200:
             assert ready.json["topics"] == topics
             if seen_down:
@@ -69,20 +69,20 @@ def test_nothing_acked_is_lost_and_others_do_not_notice(start_server: Callable[.
     check_all(server, writers)
     others = [writers[topic].record for topic in ZERO]
     for record in others:
-        assert not record.unknown and not record.refused, "a writer of the other shard saw an error"
-    # Of several: a moment in which the machine stood still is no pause that one shard's death made for another.
+        assert not record.unknown and not record.refused, "a writer of the other shard got an error"
+    # The shortest of several: a pause of the whole machine is not a pause that one shard's death caused in another.
     pauses = [
         record.longest_gap_s(began, ended) / (ended - began) for record in others for began, ended in outages
     ]
     assert min(pauses) < 1 / 2, pauses
     assert any(writers[topic].record.refused for topic in ONE)
-    assert any(writers[topic].record.unknown for topic in ONE), "the kills hit no write in flight"
+    assert any(writers[topic].record.unknown for topic in ONE), "no kill hit a write in flight"
 
 
 @fault(
     "worker",
     "killed (-9) while it has writes with idempotency keys",
-    "a retry with the key is written exactly once",
+    "a retry with the key writes the record exactly once",
 )
 def test_with_keys_what_was_unknown_becomes_exactly_once(start_server: Callable[..., Server]) -> None:
     server = start_server()
@@ -93,11 +93,11 @@ def test_with_keys_what_was_unknown_becomes_exactly_once(start_server: Callable[
     for topic, writer in writers.items():
         assert not writer.record.surprises
         numbers = [number for _, number in read_all(server, topic)]
-        assert len(numbers) - len(writer.record.acked) in (0, 1)  # the last one may have been cut short
+        assert len(numbers) - len(writer.record.acked) in (0, 1)  # the last write may be unanswered
         assert numbers == list(range(len(numbers)))
 
 
-@fault("worker", "a write comes while there is none", "503 not_ready; the write is certainly not executed")
+@fault("worker", "a write arrives while there is none", "503 not_ready; the write is certainly not executed")
 def test_a_write_while_the_worker_is_away_is_refused_and_never_executed(
     start_server: Callable[..., Server],
 ) -> None:
@@ -106,14 +106,14 @@ def test_a_write_while_the_worker_is_away_is_refused_and_never_executed(
     assert server.write(topic, "before").status == 201
     before = server.pid("shard 1")
     kill(before)
-    successor = newborn(server, 1, not_pid=before)
-    with stopped(successor):  # starting, for as long as it takes
+    successor = new_worker_pid(server, 1, not_pid=before)
+    with stopped(successor):  # it does not finish its start
         for i in range(20):
             reply = server.write(topic, i)
             assert reply.status == 503
             assert reply.headers["retry-after"] == "1"
             assert reply.error["code"] == "not_ready"
-            assert "outcome" not in reply.error["detail"], "nobody had it, so its outcome is known"
+            assert "outcome" not in reply.error["detail"], "no worker got the write, so its outcome is known"
         assert server.write(other, 1).status == 201
         assert server.get("/v0/topics").status == 503
     server.wait_ready()
@@ -122,7 +122,7 @@ def test_a_write_while_the_worker_is_away_is_refused_and_never_executed(
 
 
 def in_background(server: Server, topic: str, count: int) -> tuple[list[threading.Thread], list[Reply]]:
-    """Writes that wait for their answers on threads of their own."""
+    """Writes that wait for their answers, each on its own thread."""
     replies: list[Reply] = []
     threads = [
         threading.Thread(target=lambda i=i: replies.append(server.write(topic, i)), daemon=True)
@@ -133,7 +133,11 @@ def in_background(server: Server, topic: str, count: int) -> tuple[list[threadin
     return threads, replies
 
 
-@fault("worker", "it hangs", "503 with outcome unknown; it is replaced, and cannot write any more")
+@fault(
+    "worker",
+    "it hangs",
+    "503 with outcome unknown; it is restarted, and the old process cannot write any more",
+)
 def test_a_worker_that_hangs_is_replaced_and_cannot_write_any_more(
     start_server: Callable[..., Server],
 ) -> None:
@@ -156,7 +160,7 @@ def test_a_worker_that_hangs_is_replaced_and_cannot_write_any_more(
     assert [data for _, data in read_all(server, topic)] == ["before", "after"]
 
 
-@fault("worker", "it hangs for a moment", "its clients wait, and nothing else happens")
+@fault("worker", "it hangs for a moment", "its clients wait; it is not restarted")
 def test_a_worker_that_hangs_for_a_moment_is_left_alone(start_server: Callable[..., Server]) -> None:
     server = start_server()
     topic = ONE[0]

@@ -1,8 +1,8 @@
-"""Several clients that do a bit of everything, and a history of all that they sent and were told.
+"""Several clients with a mixed load, and a history of all requests and answers.
 
-The payload of every record is unique: {"w": "<client>-<n>", "i": i, "of": n}. A write with an idempotency key is sent
-again, unchanged, until its outcome is known. Clients stand still while `hold` is on or `alarm` says so: what happened
-to the server is put into the history when nobody has a request under way, so that before and after are exact.
+The payload of every record is unique: {"w": "<client>-<n>", "i": i, "of": n}. A write with an idempotency key is
+repeated unchanged until its outcome is known. Clients pause during `hold` or while `alarm` is true: faults are
+written to the history when no request is in flight, so that before and after are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TAGS = ("a.x", "a.y", "b.x", "b.y", "c")
 PAD = "p" * 6000  # fills log files quickly without making the payloads hard to read
 CAP_RECORDS = 120
 RETRY_S = 0.01
-# Small files, so that rotations, checkpoints, seals and rewrites come in seconds.
+# Small files, so that rotations, checkpoints, sealing and compaction happen within seconds.
 SMALL_FILES = {
     "TOPICS_WAL_FILE_BYTES": str(1 << 20),
     "TOPICS_SEGMENT_MAX_EVENTS": "40",
@@ -37,14 +37,14 @@ SMALL_FILES = {
 
 
 class Recorder:
-    """A History that several threads write."""
+    """A History to which several threads write."""
 
     def __init__(self) -> None:
         self.history = History()
         self._lock = threading.Lock()
-        self._open: dict[int, Op] = {}  # without an answer; what becomes of them is not known yet
+        self._open: dict[int, Op] = {}  # without an answer yet
         self.acks = 0  # writes that succeeded
-        self.limits: set[str] = set()  # because of which somebody was refused
+        self.limits: set[str] = set()  # that a request was refused because of
 
     def sent(self, client: str, kind: str, topic: str, request: dict[str, Any]) -> Op:
         with self._lock:
@@ -65,8 +65,8 @@ class Recorder:
         with self._lock:
             self.history.happened(kind, topics, note)
 
-    def nothing_under_way(self) -> None:
-        """All processes of the server are gone: what has no answer cannot be executed any more."""
+    def nothing_in_flight(self) -> None:
+        """All processes of the server have ended: unanswered requests cannot be executed any more."""
         with self._lock:
             for op in self._open.values():
                 self.history.settled(op)
@@ -74,7 +74,7 @@ class Recorder:
 
 
 class Client(threading.Thread):
-    """One client, and what it remembers: its cursors, and its own topic, which only it drops."""
+    """One client, with its cursors and a topic that only it drops."""
 
     def __init__(self, workload: Workload, name: str, seed: int) -> None:
         super().__init__(name=name, daemon=True)
@@ -92,7 +92,7 @@ class Client(threading.Thread):
         acts: list[tuple[Callable[[], None], int]] = [
             (self._write, 60),
             (self._read, 25),
-            (self._delete, 2),  # rare: a checkpoint shall find something to put into segments
+            (self._delete, 2),  # rare, so that a checkpoint finds records to move into segments
             (self._put, 2),
             (self._drop, 1),
             (self._look, 8),
@@ -110,7 +110,7 @@ class Client(threading.Thread):
     def ask(
         self, kind: str, topic: str, method: str, path: str, request: dict[str, Any], *, body: bool = True
     ) -> Op:
-        """One request. What is not a body goes into the query."""
+        """One request. Without `body`, `request` becomes the query."""
         self._workload.wait_while_held()
         text = json.dumps(request) if body else None
         if not body and request:
@@ -126,7 +126,7 @@ class Client(threading.Thread):
             response = self._connection.getresponse()
             status, answer = response.status, json.loads(response.read())
         except (OSError, http.client.HTTPException):
-            self._close()  # the front died; what became of the request is not known
+            self._close()  # the front died; the outcome of the request is unknown
             self._workload.stopping.wait(RETRY_S)
             return op
         self._workload.recorder.answered(op, status, answer)
@@ -234,7 +234,7 @@ def _query(request: dict[str, Any]) -> str:
 
 
 class Workload:
-    """The clients on one server. `alarm` is asked before each request whether something has happened."""
+    """The clients of one server. `alarm` is called before each request; clients pause while it is true."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class Workload:
         return self.recorder.history
 
     def names(self, shard: int | None = None) -> list[str]:
-        """All topics that there may be, or those of one shard."""
+        """All topics that may exist, or those of one shard."""
         names = [*self.topics, *(f"own-{client.name}" for client in self.clients)]
         return [name for name in names if shard is None or shard_of(name, SHARDS) == shard]
 
@@ -308,7 +308,7 @@ class Workload:
             self._parked -= 1
 
     def hold(self, *, wait: bool = True) -> None:
-        """Let no new request out; with `wait`, until those under way have their answers."""
+        """Send no new requests; with `wait`, until those in flight are answered."""
         self._held = True
         if wait:
             until(self._idle, 90, every_s=0.002)
@@ -326,7 +326,7 @@ class Workload:
     # -- judging -------------------------------------------------------------------------------------------
 
     def read_everything(self) -> None:
-        """Everything there is, as the last entries of the history. Call it while no client runs."""
+        """Read everything as the last entries of the history. Call it while no client runs."""
         for topic in self.names():
             self._judge.read_all(topic)
         self._judge.ask("list", "", "GET", "/v0/topics", {"page_size": 1000}, body=False)
