@@ -14,12 +14,13 @@ import uvloop
 
 import topics
 from router.pressure import FrontPressure
-from router.requests.admission import Admission
-from router.requests.call import Services
 from router.server import Server
 from router.shard_client import ShardClient
+from router.watch.service import start_streams
 from topics.api.api_keys import secrets_of
 from topics.link.control_channel import Drain, LoopChannel, Message, Peers, Ping, Pong, Serving
+from topics.protocols.http.admission import Admission
+from topics.protocols.http.call import Services
 from topics.system import logs
 from topics.system.extras import install_command
 from topics.system.process import FrontSpec
@@ -53,12 +54,15 @@ async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> 
     loop = asyncio.get_running_loop()
     client = ShardClient(spec.shards, loop, now_us)
     services = Services(client.core, settings, now_us, topics.__version__, spec.started_us)
-    services.start_streams(
-        lambda us, call: loop.call_later(us / 1e6, call), lambda: time.time_ns() // 1_000_000
+    streams = start_streams(
+        services,
+        client.core,
+        lambda us, call: loop.call_later(us / 1e6, call),
+        lambda: time.time_ns() // 1_000_000,
     )
     spans = open_spans(spec.front)
     server = Server(services, loop, Admission if spans is None else spans.admission)
-    services.streams.fanout.buffered_bytes = server.buffered_bytes
+    streams.fanout.buffered_bytes = server.buffered_bytes
     pressure = FrontPressure(
         client.core, now_us=now_us, later=services.later, buffered_share=server.buffered_share
     )
@@ -84,7 +88,7 @@ async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> 
     await ended.wait()
     logger.info("front draining")
     services.draining = True  # determines the close code of WebSockets
-    services.streams.drain()
+    streams.drain()
     await server.drain()
     await client.settle()
     client.close()

@@ -1,6 +1,6 @@
 """Pending requests of a front to the shards, with backpressure. No sockets and no clock, so that a simulation can drive it.
 
-Input: `send` (a request for a shard), `receive` (a message from one), `worker_up`, `worker_down`, `expire`. Output:
+Input: `ask` (a request for a shard), `receive` (a message from one), `worker_up`, `worker_down`, `expire`. Output:
 messages (`take_messages`), and exactly one call of each request's `on_reply`, with the shard's reply or an error of the
 front.
 
@@ -29,11 +29,6 @@ REQUEST_COST = 256  # memory of an entry in addition to its body
 # A shard refuses a request that it has not begun within this time; a long poll may take 30 s more.
 BUDGET_MS = 30_000
 GIVE_UP_US = 65_000_000
-
-READS = (wire.DIFF, wire.DIFF_FRAMES, wire.WATCH_READ)
-# Operations that may wait at the shard. A claim is not a read: it may lease a job after its client has disconnected,
-# which only the end of the lease can undo. So it stays pending until it is answered.
-POLLS = (*READS, wire.CLAIM)
 
 OnReply: TypeAlias = Callable[[wire.Reply], None]
 OnPush: TypeAlias = Callable[[int, wire.Reply], None]  # shard, unsolicited reply
@@ -70,6 +65,7 @@ def error_reply(code: str, message: str, detail: dict[str, object] | None = None
 
 class PendingRequests:
     def __init__(self, shards: int, on_send: Callable[[], None] = lambda: None) -> None:
+        self.count = shards
         self.links = [Link() for _ in range(shards)]
         self.outages: list[Outage] = []  # failing processes, as reported by the supervisor
         self.refused_full = 0
@@ -81,7 +77,7 @@ class PendingRequests:
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    def send(
+    def ask(
         self,
         shard: int,
         op: int,
@@ -99,7 +95,7 @@ class PendingRequests:
             return 0
         size = len(body)
         # The shard drops the small body of a read before it waits, and keeps that of a write until it is logged.
-        cost = REQUEST_COST if op in READS else size + REQUEST_COST
+        cost = REQUEST_COST if op in wire.READS else size + REQUEST_COST
         pending = link.pending
         if pending and (len(pending) >= PENDING_MAX or link.cost + cost > CREDIT_BYTES):
             self.refused_full += 1
@@ -136,7 +132,7 @@ class PendingRequests:
         self._next_id += 1
         return self._next_id
 
-    def notify(self, shard: int, op: int, number: int, topic: bytes = b"", args: bytes = b"") -> None:
+    def tell(self, shard: int, op: int, number: int, topic: bytes = b"", args: bytes = b"") -> None:
         """Queue a request without a reply, about the stream or feed with that number. Dropped if the shard is down."""
         link = self.links[shard]
         if link.incarnation is not None:
@@ -193,7 +189,7 @@ class PendingRequests:
         """Drop a pending read whose client has disconnected."""
         link = self.links[shard]
         entry = link.pending.get(number)
-        if entry is not None and entry.op in READS:
+        if entry is not None and entry.op in wire.READS:
             del link.pending[number]
             link.cost -= entry.cost
             entry.on_reply(error_reply("not_ready", "the client has disconnected"))
@@ -250,7 +246,7 @@ class PendingRequests:
         """Fail long polls, because the server is stopping. Jobs leased by a claim after this are redelivered when the lease ends."""
         for link in self.links:
             for number, entry in list(link.pending.items()):
-                if entry.op in POLLS and entry.received_us <= before_us:
+                if entry.op in wire.POLLS and entry.received_us <= before_us:
                     del link.pending[number]
                     link.cost -= entry.cost
                     unknown: dict[str, object] = {"outcome": "unknown"}

@@ -60,4 +60,4 @@ class FrontPressure:
             return
         self._sent, self._sent_us = self.value, now_us
         for shard in range(len(self._core.links)):
-            self._core.notify(shard, wire.PRESSURE, round(self.value * 1000))
+            self._core.tell(shard, wire.PRESSURE, round(self.value * 1000))

@@ -15,9 +15,9 @@ from router.connections.aiohttp_server import FOREVER_S, AiohttpConnection, Hand
 from router.connections.budget import ByteBudget
 from router.connections.connection import Connection
 from router.connections.http2 import Http2Connection
-from router.requests.admission import Admission
-from router.requests.call import Services
 from topics.api.api_keys import parse_keys
+from topics.protocols.http.admission import Admission
+from topics.protocols.http.call import Services
 from topics.protocols.http1.framing import HEAD_BYTES_MAX, HEADERS_MAX
 
 logger = logging.getLogger("topics.front")
@@ -140,12 +140,12 @@ class Server:
         self.services.draining = True
         if self._listener is not None:
             self._listener.close()
-        self.services.core.end_polls(self.now_us() - LONG_POLL_GRACE_US)
+        self.services.shards.end_polls(self.now_us() - LONG_POLL_GRACE_US)
         for connection in list(self.connections):
             connection.drain()
         give_up = self._loop.time() + DRAIN_S
         while self.admission.open and self._loop.time() < give_up:
-            self.services.core.end_polls(self.now_us() - LONG_POLL_GRACE_US)
+            self.services.shards.end_polls(self.now_us() - LONG_POLL_GRACE_US)
             await asyncio.sleep(0.02)
         await self._flush(give_up)
         if self._sweep_timer is not None:

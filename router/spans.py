@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 import topics
-from router.requests.admission import PATHS_CACHED_MAX, Admission
 from topics.api.traces import read_traceparent
+from topics.protocols.http.admission import PATHS_CACHED_MAX, Admission
 from topics.protocols.http.exchange import Request, Respond, Response
 
 logger = logging.getLogger("topics.front")

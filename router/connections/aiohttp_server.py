@@ -19,9 +19,9 @@ from aiohttp.web_request import BaseRequest
 
 from router.connections.budget import ByteBudget
 from router.connections.websockets import MESSAGE_BYTES_MAX, Socket, asks_for_websocket, serve_websocket
-from router.requests.admission import Admission
-from router.requests.call import error_response
 from router.watch.sinks import discard, without_websocket
+from topics.protocols.http.admission import Admission
+from topics.protocols.http.call import error_response
 from topics.protocols.http.exchange import Body, Request, Response
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, cast
 
 from router.connections.http2 import Http2Connection
 from router.connections.websockets import WebSocketSink
-from router.requests.call import error_response
 from router.watch.sinks import (
     STREAM_STALL_US,
     ConnectionSink,
@@ -33,6 +32,7 @@ from router.watch.sinks import (
     discard_bytes,
     without_websocket,
 )
+from topics.protocols.http.call import error_response
 from topics.protocols.http.exchange import Request, Response, Stream, WebSocketHandler
 from topics.protocols.http1.framing import (
     HEAD_BYTES_MAX,

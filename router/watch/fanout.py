@@ -11,25 +11,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from router.pending import PendingRequests
-from router.watch.watchers import (
-    BEHIND,
-    ENDED,
-    LIVE,
-    READING,
-    RETRY_US,
-    WAITING,
-    SharedNameWatch,
-    SharedPage,
-    Subscription,
-    TopicFeed,
-    Watcher,
-)
 from topics.engine.commands.topics import Tombstone
 from topics.engine.core.placement import shard_of
 from topics.link import wire
@@ -42,6 +28,20 @@ from topics.link.watch import (
     encode,
     read_page_head,
 )
+from topics.protocols.http.ports import Later
+from topics.protocols.watchers import (
+    BEHIND,
+    ENDED,
+    LIVE,
+    READING,
+    RETRY_US,
+    WAITING,
+    SharedNameWatch,
+    SharedPage,
+    Subscription,
+    TopicFeed,
+    Watcher,
+)
 
 READS_PER_WATCHER = 4
 READING_BYTES_MAX = 64 << 20  # maximum size of the pages of all reads in progress
@@ -51,8 +51,6 @@ BUFFERED_BYTES_MAX = 64 << 20
 SMALL_PAGE_BYTES = 64 * 1024
 RETRY_MAX_US = 1_000_000
 
-# Calls a function after a number of microseconds.
-Later: TypeAlias = Callable[[int, Callable[[], None]], object]
 _names = msgspec.msgpack.Decoder(list[str]).decode
 
 
@@ -202,7 +200,7 @@ class Fanout:
     def _ask(
         self, shard: int, op: int, topic: bytes, body: bytes, on_reply: Callable[[wire.Reply], None]
     ) -> int:
-        return self.core.send(shard, op, 0, topic, b"", body, self.now_us(), on_reply)
+        return self.core.ask(shard, op, 0, topic, b"", body, self.now_us(), on_reply)
 
     def _followed(self, feed: TopicFeed, reply: wire.Reply) -> None:
         if not feed.waiting and not feed.live:
@@ -248,7 +246,7 @@ class Fanout:
             del self._feeds[feed.topic, feed.options]
         if feed.number:
             self._by_number.pop((feed.shard, feed.number), None)
-            self.core.notify(feed.shard, wire.UNFOLLOW, feed.number)
+            self.core.tell(feed.shard, wire.UNFOLLOW, feed.number)
             feed.number = 0
 
     def _on_push(self, shard: int, reply: wire.Reply) -> None:
@@ -290,7 +288,7 @@ class Fanout:
             elif sub.cursor != page.to_seq:  # otherwise it has read these records already
                 self._fall_behind(sub)
                 self._pump(watcher)
-        self.core.notify(feed.shard, wire.FEED_ACK, feed.number)
+        self.core.tell(feed.shard, wire.FEED_ACK, feed.number)
 
     @staticmethod
     def _deliver(sub: Subscription, shared: SharedPage) -> None:
@@ -315,7 +313,7 @@ class Fanout:
         sub.seen = shared.to_seq
         self._deliver(sub, shared)
         if feed.number:
-            self.core.notify(feed.shard, wire.FEED_ACK, feed.number)
+            self.core.tell(feed.shard, wire.FEED_ACK, feed.number)
 
     def _deliver_held(self, sub: Subscription, feed: TopicFeed) -> None:
         while sub.held and not sub.watcher.is_full:
@@ -545,7 +543,7 @@ class Fanout:
         self._name_watches.pop((name_watch.pattern, tuple(prefixes) if prefixes is not None else None), None)
         for shard, number in name_watch.numbers.items():
             self._name_watches_by_number.pop((shard, number), None)
-            self.core.notify(shard, wire.UNFOLLOW, number)
+            self.core.tell(shard, wire.UNFOLLOW, number)
 
     # -- workers start and die -----------------------------------------------------------------------------
 

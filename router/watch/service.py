@@ -14,13 +14,15 @@ from functools import partial
 import msgspec
 
 from router.pending import PendingRequests
-from router.watch.event_stream import EventStream
-from router.watch.fanout import Fanout, Later
-from router.watch.job_stream import JobEventStream
-from router.watch.watchers import Watcher
+from router.watch.fanout import Fanout
 from topics.api.api_keys import ApiKey
 from topics.link import wire
 from topics.link.watch import SaveSession, encode
+from topics.protocols.http.call import Services
+from topics.protocols.http.event_stream import EventStream
+from topics.protocols.http.job_stream import JobEventStream
+from topics.protocols.http.ports import Later
+from topics.protocols.watchers import Watcher
 from topics.system.settings import Settings
 
 SAVE_EVERY_US = 1_000_000
@@ -33,6 +35,18 @@ STALLED_US = 30_000_000  # a client that does not read for this long is disconne
 
 
 _was_accepted = msgspec.msgpack.Decoder(bool).decode
+
+
+def start_streams(
+    services: Services, core: PendingRequests, later: Later, wall_ms: Callable[[], int]
+) -> StreamService:
+    """Create the stream service of a front. `later` calls a function after a number of microseconds."""
+    fanout = Fanout(core, services.now_us, later)
+    streams = StreamService(
+        core, fanout, services.settings, now_us=services.now_us, wall_ms=wall_ms, later=later
+    )
+    services.later, services.streams = later, streams
+    return streams
 
 
 class StreamService:
@@ -118,7 +132,7 @@ class StreamService:
 
     def _report_count(self) -> None:
         self._is_reporting = False
-        self._core.notify(0, wire.STREAM_COUNT, self.count)
+        self._core.tell(0, wire.STREAM_COUNT, self.count)
 
     def next_number(self) -> int:
         return self._core.new_number()
@@ -186,7 +200,7 @@ class StreamService:
 
     def _send_save(self, save: SaveSession, on_reply: Callable[[wire.Reply], None]) -> None:
         shard = self.fanout.shard_of(save.wid)
-        self._core.send(shard, wire.SESSION, 0, b"", b"", encode(save), self.now_us(), on_reply)
+        self._core.ask(shard, wire.SESSION, 0, b"", b"", encode(save), self.now_us(), on_reply)
 
     def _taken_over(self, number: int) -> None:
         stream = self._streams.get(number)
@@ -210,7 +224,7 @@ class StreamService:
         self._schedule_heartbeat(stream, self._heartbeat_due_us(stream, self.now_us()))
 
     def ack_jobs(self, stream: JobEventStream) -> None:
-        self._core.notify(stream.shard, wire.JOBS_ACK, stream.number)
+        self._core.tell(stream.shard, wire.JOBS_ACK, stream.number)
 
     def job_stream_closed(self, stream: JobEventStream) -> None:
         """Remove a stream that has ended; the shard redelivers its unsettled jobs."""
@@ -219,7 +233,7 @@ class StreamService:
         self.close_job_stream(stream.shard, stream.number)
 
     def close_job_stream(self, shard: int, number: int) -> None:
-        self._core.notify(shard, wire.CLOSE_JOBS, number)
+        self._core.tell(shard, wire.CLOSE_JOBS, number)
 
     def _on_jobs(self, shard: int, reply: wire.Reply) -> None:
         stream = self._jobs.get(reply.id)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topics.api.http_errors import STATUS, error_body, error_head
+from topics.protocols.http.call import no_upgrade
 from topics.protocols.http.exchange import Response, Stream
 
 if TYPE_CHECKING:
@@ -37,12 +37,6 @@ def without_websocket(response: Response) -> Response:
         return response
     discard(response)
     return no_upgrade()
-
-
-def no_upgrade() -> Response:
-    status = STATUS["invalid_request"]
-    body = error_body("invalid_request", "this path is a WebSocket; send an upgrade request over HTTP/1.1")
-    return Response(status, body, head=error_head(status) + b"Sec-WebSocket-Version: 13\r\n")
 
 
 def discard_bytes(_data: bytes) -> None:

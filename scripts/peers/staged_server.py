@@ -64,7 +64,7 @@ def wrap_front(marks: Marks) -> None:
     put = marks.put
     received_ns = 0
     plain_received = Connection.data_received
-    plain_send: Callable[..., int] = PendingRequests.send
+    plain_ask: Callable[..., int] = PendingRequests.ask
     plain_link, plain_receive, plain_write = ShardClient._send, PendingRequests.receive, Connection._write
 
     def data_received(self: Connection, data: bytes) -> None:
@@ -72,7 +72,7 @@ def wrap_front(marks: Marks) -> None:
         received_ns = perf_counter_ns()
         plain_received(self, data)
 
-    def send(self: PendingRequests, *arguments: Any) -> int:
+    def ask(self: PendingRequests, *arguments: Any) -> int:
         *request, on_reply = arguments
         began_ns = received_ns  # a request is placed within the call that received its bytes
 
@@ -80,7 +80,7 @@ def wrap_front(marks: Marks) -> None:
             on_reply(reply)
             put(points.WRITTEN, reply.id, 0, perf_counter_ns())
 
-        number = plain_send(self, *request, answered)
+        number = plain_ask(self, *request, answered)
         put(points.PARSING, number, 0, began_ns)
         put(points.PLACED, number, 0, perf_counter_ns())
         return number
@@ -99,7 +99,7 @@ def wrap_front(marks: Marks) -> None:
         plain_write(self, *arguments, **options)
 
     _replace(Connection, data_received=data_received, _write=write)
-    _replace(PendingRequests, send=send, receive=receive)
+    _replace(PendingRequests, ask=ask, receive=receive)
     _replace(ShardClient, _send=link)
 
 

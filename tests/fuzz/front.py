@@ -15,11 +15,11 @@ from typing import Any, cast
 
 from router.connections.connection import CLOSING, IDLE, Connection
 from router.pending import PendingRequests
-from router.requests.call import Services
 from router.server import Server
 from tests.support.shard_rig import Rig
 from topics.api.http_errors import STATUS
 from topics.link import wire
+from topics.protocols.http.call import Services
 from topics.system.settings import Settings
 
 BODY_BYTES_MAX = 4096

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import topics
-from router.metrics_text import Totals, as_text
 from tests.support.contract import Json, ok
 from tests.support.server import Server, running, until
 from topics.link.reports import FSYNC_BUCKETS_US, ShardReport, TopicRow
+from topics.protocols.http.metrics_text import Totals, as_text
 
 GAUGES = {
     "topics_topics", "topics_topics_by_class", "topics_routers", "topics_records_live", "topics_bytes_live",

@@ -16,11 +16,11 @@ import uvloop
 from router.connections.aiohttp_server import Handler
 from router.connections.budget import ByteBudget
 from router.connections.connection import CLOSING, LINGER_US, STREAM, Connection
-from router.requests.call import Services
 from router.server import Server
 from router.watch.sinks import STREAM_STALL_US
 from tests.support.connection_bench import Admission, Transport, World, fast, others, rest, run, slow
 from tests.support.faults import fault
+from topics.protocols.http.call import Services
 from topics.protocols.http.exchange import Request, Respond, Response, Sink
 from topics.system.settings import Settings
 

@@ -19,11 +19,11 @@ TYPICAL = (2042, 1016, 2062)  # short stories that run most of it
 # What a request passes through between its parsed head and the disk, all of it.
 RUN = (
     "topics/engine", "topics/link/wire.py", "topics/api/requests.py", "topics/api/http_errors.py", "workers/shard/core.py",
-    "workers/shard/caps.py", "topics/protocols/json/requests.py", "topics/protocols/json/replies.py", "router/pending.py", "router/requests/admission.py",
-    "router/requests/call.py", "topics/protocols/http/query.py", "router/requests/endpoints/records.py", "router/requests/endpoints/topics.py",
+    "workers/shard/caps.py", "topics/protocols/json/requests.py", "topics/protocols/json/replies.py", "router/pending.py", "topics/protocols/http/admission.py",
+    "topics/protocols/http/call.py", "topics/protocols/http/query.py", "topics/protocols/http/endpoints/records.py", "topics/protocols/http/endpoints/topics.py",
     "topics/link/watch.py", "topics/protocols/http/event_ids.py", "workers/watch/service.py", "workers/watch/feeds.py", "workers/watch/sessions.py",
-    "workers/watch/session_file.py", "router/watch/fanout.py", "router/watch/watchers.py", "router/watch/event_stream.py", "router/watch/service.py", "topics/protocols/http/sse.py",
-    "router/requests/endpoints/watch.py",
+    "workers/watch/session_file.py", "router/watch/fanout.py", "topics/protocols/watchers.py", "topics/protocols/http/event_stream.py", "router/watch/service.py", "topics/protocols/http/sse.py",
+    "topics/protocols/http/endpoints/watch.py",
 )  # fmt: skip
 LEFT_OUT = {
     "topics/engine/tools/verify.py": "offline",

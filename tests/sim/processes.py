@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from router.pending import PendingRequests
-from router.requests.admission import Admission
-from router.requests.call import Services
+from router.watch.service import start_streams
 from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics.api.config import EngineConfig
@@ -32,6 +31,8 @@ from topics.engine.runtime.engine import COLD_KINDS, Engine, Job
 from topics.engine.shard.transaction_commit import STAGE_KIND
 from topics.engine.storage.segment_store import DiskSegmentStore
 from topics.link import wire
+from topics.protocols.http.admission import Admission
+from topics.protocols.http.call import Services
 from topics.protocols.http.exchange import Request, Respond
 from topics.system.settings import Settings
 from workers.process.supervisor import FLUSH_COPIES_S
@@ -370,7 +371,7 @@ class SimFront:
         now_us = server.machine.clock.monotonic_us
         self.services = Services(self.core, server.settings, now_us, "sim", now_us())
         self.services.random_bytes = random.Random(life).randbytes  # names of sessions
-        self.services.start_streams(self._later, server.machine.clock.wall_ms)
+        self.streams = start_streams(self.services, self.core, self._later, server.machine.clock.wall_ms)
         self.admission = Admission(self.services, [], lambda: 0, self._offload)
         self._scheduled = False
         self.world.after(1 * S, self._expire)
@@ -412,7 +413,7 @@ class SimFront:
 
     def drain(self) -> None:
         """The server stops: no long poll is waited for, everything else is."""
-        self.services.streams.drain()
+        self.streams.drain()
         self.services.draining = True
         self.core.end_polls(self.services.now_us())
 

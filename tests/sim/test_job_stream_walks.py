@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from router.watch.job_stream import JobEventStream
 from tests.support import length
 from tests.support.watch_rig import Answers, Client, Front, Town
 from topics.link import wire
+from topics.protocols.http.job_stream import JobEventStream
 
 QUEUES = {
     "q1": {},

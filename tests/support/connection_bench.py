@@ -14,8 +14,8 @@ from router.connections.aiohttp_server import Handler
 from router.connections.connection import (
     Connection,
 )
-from router.requests.call import Services, error_response
 from router.server import Server
+from topics.protocols.http.call import Services, error_response
 from topics.protocols.http.exchange import Request, Respond, Response
 from topics.system.settings import Settings
 

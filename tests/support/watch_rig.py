@@ -18,9 +18,7 @@ from typing import Any
 import msgspec
 
 from router.pending import PendingRequests
-from router.requests.call import Call, Services
-from router.watch.event_stream import EventStream
-from router.watch.service import StreamService
+from router.watch.service import start_streams
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, Rig
 from tests.support.sim_clock import SimClock
@@ -41,6 +39,8 @@ from topics.link.watch import (
     encode,
     read_page_head,
 )
+from topics.protocols.http.call import Call, Services
+from topics.protocols.http.event_stream import EventStream
 from topics.protocols.http.exchange import Request, Response, Stream
 from topics.system.settings import Settings
 
@@ -243,11 +243,7 @@ class Front:
         self.town = town
         self.core = PendingRequests(town.shards)
         self.services = Services(self.core, settings, town.now_us, "test", 0)
-        self.services.start_streams(town.later, town.clock.wall_ms)
-
-    @property
-    def streams(self) -> StreamService:
-        return self.services.streams
+        self.streams = start_streams(self.services, self.core, town.later, town.clock.wall_ms)
 
     def client(self) -> Client:
         return Client(self.town.soon)
@@ -294,7 +290,7 @@ class Front:
 
     def open(self, wid: str, **fields: Any) -> Answers:
         """GET of a session, as the endpoint does it."""
-        from router.requests.endpoints.watch import open_stream
+        from topics.protocols.http.endpoints.watch import open_stream
 
         answers = Answers(self)
         call = self.call(wid, **fields)
@@ -304,7 +300,7 @@ class Front:
 
     def work(self, topic: str = "q", query: str = "node=n", *, consumer: str = "", **fields: Any) -> Answers:
         """GET of a queue's jobs, or of a consumer's records, as the endpoint does it."""
-        from router.requests.endpoints import job_streams
+        from topics.protocols.http.endpoints import job_streams
 
         answers = Answers(self)
         call = self.call(topic, **fields)

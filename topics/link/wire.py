@@ -65,6 +65,11 @@ CHANGES = frozenset(
     )
 )  # fmt: skip
 
+READS = frozenset((DIFF, DIFF_FRAMES, WATCH_READ))
+# Operations that may wait at the shard. A claim is not a read: it may lease a job after its client has disconnected,
+# which only the end of the lease can undo. So it stays pending until it is answered.
+POLLS = READS | {CLAIM}
+
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 RESUME = 16  # a PAUSE_CONSUMER that ends a pause
 MUST_PARSE = 32  # a WRITE_RAW with a JSON content type

@@ -111,7 +111,7 @@ def _to_front(data: bytes) -> None:
     answers: dict[int, list[wire.Reply]] = {}
     for number in range(1, 5):
         op = wire.DIFF if number % 2 else wire.WRITE
-        core.send(0, op, 0, b"t", b"", b"{}", 0, answers.setdefault(number, []).append)
+        core.ask(0, op, 0, b"t", b"", b"{}", 0, answers.setdefault(number, []).append)
     core.take_messages()
     try:
         core.receive(0, wire.message_head(1) + data)

@@ -12,11 +12,11 @@ from typing import Any
 from unittest import mock
 from urllib.parse import quote_from_bytes
 
-from router.requests.admission import Admission
-from router.requests.call import Services
 from tests.fuzz.runner import Target
 from topics.api.api_keys import ALL_SCOPES, find_key, parse_keys, secrets_of
 from topics.api.errors import InvalidRequest
+from topics.protocols.http.admission import Admission
+from topics.protocols.http.call import Services
 from topics.protocols.http.query import decode_cursor, encode_cursor, flag, number, optional_flag, parse_query
 from topics.system import settings
 from topics.system.settings import Settings, join_host, split_host

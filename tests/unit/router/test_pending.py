@@ -23,10 +23,10 @@ from router.pending import (
     WINDOW_UPDATE_BYTES,
     PendingRequests,
 )
-from router.requests.call import Call, Services, ask_all, ask_owner
 from tests.support.faults import fault
 from topics.engine.core.placement import shard_of
 from topics.link import wire
+from topics.protocols.http.call import Call, Services, ask_all, ask_owner
 from topics.protocols.http.exchange import Request, Response
 from topics.system.settings import Settings
 
@@ -63,7 +63,7 @@ def send(
     core: PendingRequests, shard: int = 0, *, op: int = wire.WRITE, body: wire.Buffer = b"", at: int = 0
 ) -> Answers:
     answers = Answers()
-    core.send(shard, op, 0, b"t", b"", body, at, answers)
+    core.ask(shard, op, 0, b"t", b"", body, at, answers)
     return answers
 
 
@@ -143,11 +143,11 @@ def test_a_fault_in_one_answer_does_not_cost_the_others_theirs() -> None:
     def fails(_: wire.Reply) -> None:
         raise RuntimeError("a client's fault")
 
-    core.send(0, wire.WRITE, 0, b"t", b"", b"", 0, fails)
+    core.ask(0, wire.WRITE, 0, b"t", b"", b"", 0, fails)
     answers = send(core)
     answer(core, 0, *(request.id for _, request in sent(core)))
     assert answers.only.status == 200
-    core.send(0, wire.WRITE, 0, b"t", b"", b"", 0, fails)
+    core.ask(0, wire.WRITE, 0, b"t", b"", b"", 0, fails)
     answers = send(core)
     core.worker_down(0)
     assert answers.only.status == 503
@@ -399,11 +399,11 @@ def test_a_client_may_send_again_from_within_its_answer() -> None:
     """A pipelined request follows as soon as the one before is answered, also when that is by a death."""
     core = core_with(1)
     again: list[Answers] = []
-    core.send(0, wire.WRITE, 0, b"t", b"", b"", 0, lambda _: again.append(send(core)))
+    core.ask(0, wire.WRITE, 0, b"t", b"", b"", 0, lambda _: again.append(send(core)))
     core.worker_down(0)
     assert again[0].only.status == 503
     core.worker_up(0, 2)
-    core.send(0, wire.WRITE, 0, b"t", b"", b"", 0, lambda _: again.append(send(core)))
+    core.ask(0, wire.WRITE, 0, b"t", b"", b"", 0, lambda _: again.append(send(core)))
     ((_, request),) = sent(core)
     answer(core, 0, request.id, incarnation=2)
     assert again[1] == []
@@ -443,7 +443,7 @@ class Traffic(RuleBasedStateMachine):
                 self.send(shard, op, large, follow=False)
 
         body = b"x" * (wire.SEPARATE_BODY_BYTES if large else 3)
-        self.core.send(shard, op, 0, b"t", b"", body, self.now_us, on_reply)
+        self.core.ask(shard, op, 0, b"t", b"", body, self.now_us, on_reply)
 
     @rule()
     def flush(self) -> None:

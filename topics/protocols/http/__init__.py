@@ -1,1 +1,4 @@
-"""Shared by all versions of HTTP: requests and responses, queries, server-sent events."""
+"""HTTP, whatever its version: requests and responses, admission, endpoints, server-sent events.
+
+Nothing here has a socket or a loop. What it needs of its process is in `topics/protocols/http/ports.py`.
+"""

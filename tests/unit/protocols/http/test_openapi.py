@@ -17,7 +17,6 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from router import metrics_text
 from topics.api import requests as schemas
 from topics.api.config import ConsumerConfig, TopicConfig
 from topics.api.errors import InvalidRequest, TopicsError
@@ -32,6 +31,7 @@ from topics.engine.commands.topics import Records, Tombstone
 from topics.engine.storage.frames import encode_appends
 from topics.engine.storage.manifest import Manifest, RetiredSegment, Segment
 from topics.link import wire
+from topics.protocols.http import metrics_text
 from topics.protocols.http.openapi import document as openapi
 from topics.protocols.json import consumer_requests, requests
 from topics.protocols.json import forwards as forward_requests

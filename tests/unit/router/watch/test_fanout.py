@@ -11,14 +11,14 @@ import itertools
 import pytest
 
 from router.watch import fanout as fanout_module
-from router.watch.event_stream import EventStream
 from router.watch.fanout import READS_PER_WATCHER
-from router.watch.watchers import RETRY_US, Subscription
 from tests.support import length
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
 from topics.link import wire
 from topics.link.watch import FeedOptions
+from topics.protocols.http.event_stream import EventStream
+from topics.protocols.watchers import RETRY_US, Subscription
 
 SMALL_PAGES = FeedOptions(limit=2)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 from router.watch import fanout as fanout_module
-from router.watch.event_stream import EventStream
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
 from topics.link import wire
 from topics.link.watch import FeedOptions
+from topics.protocols.http.event_stream import EventStream
 from workers.watch.feeds import REJOIN_MS
 
 ANY = ["a.>"]

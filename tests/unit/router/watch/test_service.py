@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from router.requests.endpoints.watch import OPEN_WAIT_US
-from router.watch.event_stream import MOVED_MAX, EventStream
 from router.watch.service import HEARTBEAT_TICK_US, SAVE_EVERY_US
 from tests.support.faults import fault
 from tests.support.watch_rig import PLAIN, Client, Front, Town
@@ -18,6 +16,8 @@ from topics.api.api_keys import parse_keys
 from topics.link import wire
 from topics.link.watch import ID_TOPICS_MAX, CreateSession, SessionSpec, encode
 from topics.protocols.http import event_ids
+from topics.protocols.http.endpoints.watch import OPEN_WAIT_US
+from topics.protocols.http.event_stream import MOVED_MAX, EventStream
 
 S = 1_000_000
 
@@ -35,7 +35,7 @@ def make(town: Town, wid: str = "w", patterns: list[str] | None = None, **cursor
     spec = SessionSpec(PLAIN, 15_000, list(cursors), patterns or [])
     wish = CreateSession(wid, b"", spec, cursors)
     shard = town.front.streams.fanout.shard_of(wid)
-    town.front.core.send(shard, wire.SESSION, 0, b"", b"", encode(wish), 0, lambda reply: None)
+    town.front.core.ask(shard, wire.SESSION, 0, b"", b"", encode(wish), 0, lambda reply: None)
     town.rest()
 
 

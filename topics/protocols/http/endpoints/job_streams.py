@@ -6,16 +6,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.requests.call import Call, from_reply
-from router.requests.endpoints.watch import (
-    OPEN_RETRY_US,
-    OPEN_WAIT_US,
-    RefusedStream,
-    accepts_stream,
-    no_capacity,
-    respond_not_acceptable,
-)
-from router.watch.job_stream import JobEventStream
 from topics.api import limits
 from topics.api.errors import InvalidRequest
 from topics.engine.commands.consumers import QUEUE
@@ -29,7 +19,17 @@ from topics.link.job_streams import (
     encode,
 )
 from topics.protocols.http import sse
+from topics.protocols.http.call import Call, from_reply
+from topics.protocols.http.endpoints.watch import (
+    OPEN_RETRY_US,
+    OPEN_WAIT_US,
+    RefusedStream,
+    accepts_stream,
+    no_capacity,
+    respond_not_acceptable,
+)
 from topics.protocols.http.exchange import Respond, Response
+from topics.protocols.http.job_stream import JobEventStream
 from topics.protocols.http.query import number, parse_query
 
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
@@ -85,7 +85,7 @@ class JobStreamOpening:
         self._respond = respond
         self._release_slot = release_slot  # None: no slot is reserved
         self._topic = call.topic.decode("utf-8", "replace")
-        self._shard = call.services.streams.fanout.shard_of(self._topic)
+        self._shard = call.services.shard_of(self._topic)
         self._options = encode(msgspec.structs.replace(options, check_only=release_slot is None))
         self._number = 0  # of the OPEN_JOBS, and so of the stream
         self._gone = False
@@ -96,7 +96,7 @@ class JobStreamOpening:
             return
         services = self._call.services
         self._number = 0
-        self._number = services.core.send(
+        self._number = services.shards.ask(
             self._shard,
             wire.OPEN_JOBS,
             0,

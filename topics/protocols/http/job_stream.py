@@ -17,7 +17,7 @@ from topics.protocols.http import sse
 from topics.protocols.http.exchange import Sink
 
 if TYPE_CHECKING:
-    from router.watch.service import StreamService
+    from topics.protocols.http.ports import Streams
 
 HEARTBEAT_US = 15_000_000
 
@@ -38,7 +38,7 @@ class JobEventStream:
     heartbeat_us = HEARTBEAT_US
 
     def __init__(
-        self, service: StreamService, shard: int, number: int, topic: str, on_closed: Callable[[], None]
+        self, service: Streams, shard: int, number: int, topic: str, on_closed: Callable[[], None]
     ) -> None:
         self.shard = shard
         self.number = number  # of its OPEN_JOBS

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from router.watch.fanout import Fanout
-from router.watch.watchers import ENDED, SharedPage, Subscription, Watcher
 from topics.engine.commands.topics import Tombstone
 from topics.link.watch import EpochChange, OpenedSession
 from topics.protocols.http import event_ids, sse
 from topics.protocols.http.exchange import Sink
+from topics.protocols.watchers import ENDED, SharedPage, Subscription, Subscriptions, Watcher
 
 if TYPE_CHECKING:
-    from router.watch.service import StreamService
+    from topics.protocols.http.ports import Streams
 
 MOVED_MAX = 32  # unsaved cursors that trigger an early save, to keep ids that list only changes short
 KNOWN_EPOCHS_MAX = 8  # epoch checksums in an id
@@ -23,8 +22,8 @@ _SINGLE = b"1"  # encoding of a page for streams of this topic alone
 class EventStream(Watcher):
     def __init__(
         self,
-        fanout: Fanout,
-        service: StreamService,
+        fanout: Subscriptions,
+        service: Streams,
         wid: str,
         number: int,
         opened: OpenedSession,

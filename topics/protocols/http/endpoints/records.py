@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.json import encode
 
-from router.requests.call import FRAMES_TYPE, JSON_TYPE, LINES_TYPE, Call, ask_owner
 from topics.api.errors import InvalidRequest
 from topics.api.requests import U32_MAX, U64_MAX
 from topics.api.traces import read_traceparent
 from topics.link import wire
+from topics.protocols.http.call import FRAMES_TYPE, JSON_TYPE, LINES_TYPE, Call, ask_owner
 from topics.protocols.http.exchange import Respond
 from topics.protocols.http.query import (
     decode_cursor,

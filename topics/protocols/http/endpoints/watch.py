@@ -8,8 +8,6 @@ from functools import partial
 
 import msgspec
 
-from router.requests.call import Call, error_response, from_reply, key_prefixes
-from router.watch.event_stream import EventStream
 from topics.api import limits
 from topics.api.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError
 from topics.api.http_errors import error_head, error_parts
@@ -31,6 +29,8 @@ from topics.link.watch import (
     encode,
 )
 from topics.protocols.http import sse
+from topics.protocols.http.call import Call, error_response, from_reply, key_prefixes
+from topics.protocols.http.event_stream import EventStream
 from topics.protocols.http.exchange import Body, Respond, Response, Sink
 from topics.protocols.http.query import flag, parse_query
 from topics.protocols.json.bodies import BodyType, check_u64, node_names
@@ -109,13 +109,13 @@ def resolve(
     done: OnResolved,
 ) -> None:
     """Look up the topics at their shards. `refuse` gets the error response if that fails."""
-    core, fanout = call.services.core, call.services.streams.fanout
+    services = call.services
     patterns = [name for name in wanted if is_pattern(name)]
     names: dict[int, list[str]] = {}
     for name in wanted:
         if not is_pattern(name):
-            names.setdefault(fanout.shard_of(name), []).append(name)
-    asked = range(len(core.links)) if patterns else sorted(names)
+            names.setdefault(services.shard_of(name), []).append(name)
+    asked = range(services.shards.count) if patterns else sorted(names)
     replies: dict[int, wire.Reply] = {}
 
     def gather(shard: int, reply: wire.Reply) -> None:
@@ -134,7 +134,9 @@ def resolve(
 
     for shard in asked:
         body = encode(Find(names.get(shard, []), patterns, key_prefixes(call)))
-        core.send(shard, wire.FIND, 0, b"", b"", body, call.request.received_us, partial(gather, shard))
+        services.shards.ask(
+            shard, wire.FIND, 0, b"", b"", body, call.request.received_us, partial(gather, shard)
+        )
 
 
 def _resolved(
@@ -226,7 +228,7 @@ def check_group(body: WatchBody) -> None:
 
 def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], respond: Respond) -> None:
     services = call.services
-    wid = _new_wid(services.streams.fanout.shard_of, services.random_bytes)
+    wid = _new_wid(services.shard_of, services.random_bytes)
     cursors = {name: start for name, (start, _) in found.topics.items()}
     key = call.key.digest if call.key is not None else b""
     session = CreateSession(wid, key, spec, cursors, found.epochs)
@@ -246,8 +248,8 @@ def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], r
             body["ignored"] = ignored
         respond(Response(200, msgspec.json.encode(body)))
 
-    shard = services.streams.fanout.shard_of(wid)
-    services.core.send(shard, wire.SESSION, 0, b"", b"", encode(session), call.request.received_us, stored)
+    shard = services.shard_of(wid)
+    services.shards.ask(shard, wire.SESSION, 0, b"", b"", encode(session), call.request.received_us, stored)
 
 
 def _new_wid(shard_of: Callable[[str], int], random_bytes: Callable[[int], bytes]) -> str:
@@ -305,8 +307,8 @@ class StreamOpening:
         # A page that creates a new EventSource cannot set the header.
         last_id = header or parse_query(call.request.query).get("last_event_id", "")
         request = OpenSession(self._wid, key, self._number, last_id)
-        shard = call.services.streams.fanout.shard_of(self._wid)
-        call.services.core.send(
+        shard = call.services.shard_of(self._wid)
+        call.services.shards.ask(
             shard, wire.SESSION, 0, b"", b"", encode(request), call.services.now_us(), self._replied
         )
 

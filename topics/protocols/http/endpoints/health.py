@@ -6,11 +6,11 @@ import functools
 
 import msgspec
 
-from router import metrics_text
-from router.requests.call import JSON_TYPE, Call, ask_all, error_response
 from topics.link import wire
 from topics.link.control_channel import Outage
 from topics.link.reports import Readiness, ShardReport
+from topics.protocols.http import metrics_text
+from topics.protocols.http.call import JSON_TYPE, Call, ask_all, error_response
 from topics.protocols.http.exchange import Respond, Response
 from topics.protocols.http.openapi import document as openapi
 
@@ -34,7 +34,7 @@ def ready(call: Call, respond: Respond) -> None:
 
     def done(replies: list[wire.Reply]) -> None:
         shards = [_readiness.decode(reply.body) if reply.status == 200 else None for reply in replies]
-        respond(_ready_response(shards, call.services.core.outages))
+        respond(_ready_response(shards, call.services.shards.outages))
 
     ask_all(call, wire.READY, done)
 
@@ -79,12 +79,12 @@ def metrics(call: Call, respond: Respond) -> None:
         uptime_ms = (services.now_us() - services.started_us) // 1000
         covers = call.key.covers if call.key is not None else lambda name: True
         streams = services.streams.count + sum(report.streams_elsewhere for report in reports)
-        failing = sum(outage.failures > 0 for outage in services.core.outages)
+        failing = sum(outage.failures > 0 for outage in services.shards.outages)
         totals = metrics_text.Totals(
             reports,
             len(replies),
             uptime_ms,
-            services.core.refused_full,
+            services.shards.refused_full,
             streams,
             covers,
             services.pressure(),

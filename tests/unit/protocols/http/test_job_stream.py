@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from router.requests.endpoints.watch import OPEN_WAIT_US
-from router.watch.job_stream import HEARTBEAT_US
 from router.watch.service import STALLED_US, SWEEP_EVERY_US
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Town
@@ -19,6 +17,8 @@ from topics.api.api_keys import parse_keys
 from topics.api.errors import InvalidRequest
 from topics.link import wire
 from topics.link.job_streams import PUSHES_AHEAD
+from topics.protocols.http.endpoints.watch import OPEN_WAIT_US
+from topics.protocols.http.job_stream import HEARTBEAT_US
 
 S = 1_000_000
 

@@ -13,8 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.requests.call import Call, key_prefixes
-from router.requests.endpoints.watch import (
+from topics.api.errors import Forbidden, InvalidRequest, TopicsError
+from topics.api.requests import U32, U64, Epoch, PublishBody, StartBody, WatchBody
+from topics.link import wire
+from topics.link.watch import STREAM_TOPICS_MAX
+from topics.protocols.http.call import Call, key_prefixes, no_upgrade
+from topics.protocols.http.endpoints.watch import (
     Resolved,
     bound_names,
     check_group,
@@ -26,16 +30,11 @@ from router.requests.endpoints.watch import (
     starts,
     wants_epoch,
 )
-from router.watch.sinks import no_upgrade
-from router.watch.watchers import SharedPage, Subscription, Watcher
-from topics.api.errors import Forbidden, InvalidRequest, TopicsError
-from topics.api.requests import U32, U64, Epoch, PublishBody, StartBody, WatchBody
-from topics.link import wire
-from topics.link.watch import STREAM_TOPICS_MAX
 from topics.protocols.http.exchange import Respond, Response, Sink
 from topics.protocols.http.sse import epoch_member, tombstone_members
 from topics.protocols.json.bodies import BodyType, UnknownField, decode
 from topics.protocols.json.count_bound import RECORDS
+from topics.protocols.watchers import SharedPage, Subscription, Watcher
 from topics.protocols.websocket.frames import PING_FRAME, text_frame
 
 # Waiting commands beyond which nothing is read from the client; see `is_busy`.
@@ -344,8 +343,8 @@ class WebSocketWatcher(Watcher):
             flags |= wire.NO_ADMIN
         args = wire.encode_args(wire.Args(prefixes=self.prefixes)) if self.prefixes is not None else b""
         services = self._call.services
-        services.core.send(
-            self.fanout.shard_of(topic),
+        services.shards.ask(
+            services.shard_of(topic),
             wire.WRITE,
             flags,
             topic.encode(),

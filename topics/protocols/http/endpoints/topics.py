@@ -6,9 +6,9 @@ import heapq
 
 import msgspec
 
-from router.requests.call import Call, ask_all, ask_owner, from_reply, key_prefixes
-from router.requests.endpoints.records import page_size
 from topics.link import wire
+from topics.protocols.http.call import Call, ask_all, ask_owner, from_reply, key_prefixes
+from topics.protocols.http.endpoints.records import page_size
 from topics.protocols.http.exchange import Respond, Response
 from topics.protocols.http.query import decode_cursor, encode_cursor, flag, parse_query
 

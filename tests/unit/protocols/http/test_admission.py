@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from router.requests.admission import GUNZIP_BYTES, GUNZIP_MEMBERS_MAX, GUNZIP_SLICE, gunzip
+from topics.protocols.http.admission import GUNZIP_BYTES, GUNZIP_MEMBERS_MAX, GUNZIP_SLICE, gunzip
 
 TEXT = b"".join(b"%d," % i for i in range(40_000))
 PACKED = gzip.compress(TEXT, mtime=0)

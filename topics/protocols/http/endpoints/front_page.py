@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from hashlib import sha256
 
-from router.requests.call import Call
+from topics.protocols.http.call import Call
 from topics.protocols.http.exchange import Respond, Response
 
 VARY = b"Vary: Accept\r\n"

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
-from router.requests.endpoints import websocket as websocket_module
-from router.requests.endpoints.websocket import COMMANDS_BYTES_MAX, COMMANDS_WAITING_MAX, WebSocketWatcher
 from router.watch import fanout as fanout_module
 from tests.support.faults import fault
 from tests.support.watch_rig import Client, Front, Town
 from topics.api.api_keys import ApiKey, parse_keys
+from topics.protocols.http.endpoints import websocket as websocket_module
+from topics.protocols.http.endpoints.websocket import (
+    COMMANDS_BYTES_MAX,
+    COMMANDS_WAITING_MAX,
+    WebSocketWatcher,
+)
 
 
 class Peer(Client):

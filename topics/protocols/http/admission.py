@@ -14,11 +14,23 @@ import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import TypeAlias
 from urllib.parse import unquote_to_bytes
 
-from router.requests.call import ANY_TYPE, JSON_TYPE, LINES_TYPE, Call, Endpoint, Services, error_response
-from router.requests.endpoints import (
+from topics.api.api_keys import ApiKey, find_key
+from topics.api.errors import TopicsError
+from topics.api.http_errors import error_head, error_parts
+from topics.api.origins import Origins
+from topics.protocols.http.call import (
+    ANY_TYPE,
+    JSON_TYPE,
+    LINES_TYPE,
+    Call,
+    Endpoint,
+    Services,
+    error_response,
+)
+from topics.protocols.http.endpoints import (
     consumers,
     forwards,
     front_page,
@@ -32,11 +44,8 @@ from router.requests.endpoints import (
     watch,
     websocket,
 )
-from topics.api.api_keys import ApiKey, find_key
-from topics.api.errors import TopicsError
-from topics.api.http_errors import error_head, error_parts
-from topics.api.origins import Origins
 from topics.protocols.http.exchange import Body, Request, Respond, Response
+from topics.protocols.http.ports import Offload
 from topics.protocols.http.query import parse_query
 from topics.protocols.json.count_bound import RECORD_LINES, RECORDS, too_many_records
 
@@ -49,16 +58,6 @@ GUNZIP_LARGE = 1 << 20  # larger decompressed bodies have a separate queue
 GUNZIP_MEMBERS_MAX = 4096  # per body; tools that write many members make them of 64 KiB
 LARGE_RESPONSE = 64 * 1024
 SLOW_READERS_BYTES_MAX = 256 << 20  # unread response bytes beyond which reads are refused
-
-
-class Offload(Protocol):
-    """Runs a function on another thread, because compression would block the event loop. `done` is called on the event loop
-    with its result, None if it failed."""
-
-    def __call__(
-        self, work: Callable[[], Any], done: Callable[[Any], None], size: int = 0, *, is_large: bool = False
-    ) -> bool:
-        """`size`: request bytes held meanwhile. Returns False if the queue is full."""
 
 
 @dataclass(frozen=True, slots=True)

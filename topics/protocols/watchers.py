@@ -1,4 +1,4 @@
-"""State of watchers, subscriptions and feeds. The logic is in `router.watch.fanout`.
+"""Watchers, subscriptions and feeds: what a protocol implements to follow topics. The fan-out of a front is `router/watch/fanout.py`.
 
     Watcher        the stream of one client: an event stream or a WebSocket
     Subscription   one topic of one watcher, with its cursor
@@ -17,13 +17,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from topics.engine.commands.topics import Tombstone
 from topics.link.watch import FeedOptions, FeedPage
-
-if TYPE_CHECKING:
-    from router.watch.fanout import Fanout
 
 RETRY_US = 50_000  # delay before a failed request to a shard is repeated
 
@@ -128,10 +126,51 @@ class Subscription:
         self.recreated_by: SharedNameWatch | None = None
 
 
+class Subscriptions(Protocol):
+    """What watchers ask of the fan-out of their process."""
+
+    now_us: Callable[[], int]
+
+    def subscribe(
+        self,
+        watcher: Watcher,
+        topic: str,
+        cursor: int,
+        options: FeedOptions,
+        *,
+        epoch: str | None = None,
+        group: str | None = None,
+        by_pattern: bool = False,
+    ) -> None:
+        """Follow a topic from a cursor. Replaces an existing subscription to it."""
+
+    def add(
+        self, watcher: Watcher, topic: str, cursor: int, epoch: str | None = None, *, by_pattern: bool
+    ) -> Subscription:
+        """Add a subscription without starting it."""
+
+    def start(self, sub: Subscription, options: FeedOptions, group: str | None) -> None: ...
+
+    def unsubscribe(self, watcher: Watcher, topic: str) -> None: ...
+
+    def watch_names(
+        self, watcher: Watcher, pattern: str, options: FeedOptions, group: str | None = None
+    ) -> None:
+        """Follow all existing and future topics that match the pattern."""
+
+    def unwatch_names(self, watcher: Watcher, pattern: str) -> None: ...
+
+    def drained(self, watcher: Watcher) -> None:
+        """The watcher's connection has room again."""
+
+    def close(self, watcher: Watcher) -> None:
+        """Remove a watcher."""
+
+
 class Watcher(ABC):
     """The stream of one client. Subclasses encode pages and events."""
 
-    def __init__(self, fanout: Fanout, prefixes: list[str] | None) -> None:
+    def __init__(self, fanout: Subscriptions, prefixes: list[str] | None) -> None:
         self.fanout = fanout
         self.prefixes = prefixes
         self.subs: dict[str, Subscription] = {}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from router.pending import PendingRequests
-from router.requests.admission import LARGE_RESPONSE, SLOW_READERS_BYTES_MAX, Admission
-from router.requests.call import Services
 from tests.support.faults import fault
 from topics.link import wire
+from topics.protocols.http.admission import LARGE_RESPONSE, SLOW_READERS_BYTES_MAX, Admission
+from topics.protocols.http.call import Services
 from topics.protocols.http.exchange import Request, Response
 from topics.system.settings import Settings
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router.requests.call import Call, Endpoint, ask_owner
 from topics.link import wire
+from topics.protocols.http.call import Call, Endpoint, ask_owner
 from topics.protocols.http.exchange import Respond
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from router.requests.call import Call, ask_catalog, key_prefixes
-from router.requests.endpoints.records import page_size
 from topics.link import wire
+from topics.protocols.http.call import Call, ask_catalog, key_prefixes
+from topics.protocols.http.endpoints.records import page_size
 from topics.protocols.http.exchange import Respond
 from topics.protocols.http.query import decode_cursor, parse_query
 

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from router.pending import POLLS, PendingRequests
-from router.watch.fanout import Fanout, Later
-from router.watch.service import StreamService
 from topics.api.api_keys import ApiKey
 from topics.api.http_errors import STATUS, error_body, error_head
 from topics.engine.core.placement import shard_of
 from topics.link import wire
 from topics.protocols.http.exchange import Request, Respond, Response
+from topics.protocols.http.ports import Later, Shards, Streams
 from topics.system.settings import Settings
 
 FRAMES_TYPE = b"application/vnd.topics.frames"
@@ -27,27 +25,22 @@ CATALOG_SHARD = 0
 
 @dataclass(slots=True)
 class Services:
-    """The parts of a front that endpoints use."""
+    """The parts of the process that endpoints use."""
 
-    core: PendingRequests
+    shards: Shards
     settings: Settings
     now_us: Callable[[], int]
     version: str
     started_us: int
     draining: bool = False
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
-    # Set by `start_streams`.
+    # Set once the streams of the process are started.
     later: Later = field(init=False)
-    streams: StreamService = field(init=False)
-    pressure: Callable[[], float] = lambda: 0.0  # of this front
+    streams: Streams = field(init=False)
+    pressure: Callable[[], float] = lambda: 0.0  # of this process
 
-    def start_streams(self, later: Later, wall_ms: Callable[[], int]) -> None:
-        """Create the stream service. `later` calls a function after a number of microseconds."""
-        self.later = later
-        fanout = Fanout(self.core, self.now_us, later)
-        self.streams = StreamService(
-            self.core, fanout, self.settings, now_us=self.now_us, wall_ms=wall_ms, later=later
-        )
+    def shard_of(self, name: str) -> int:
+        return shard_of(name, self.shards.count)
 
 
 @dataclass(slots=True)
@@ -76,6 +69,14 @@ def error_response(code: str, message: str, detail: dict[str, object] | None = N
     return Response(status, error_body(code, message, detail), JSON_TYPE, error_head(status))
 
 
+def no_upgrade() -> Response:
+    response = error_response(
+        "invalid_request", "this path is a WebSocket; send an upgrade request over HTTP/1.1"
+    )
+    response.head += b"Sec-WebSocket-Version: 13\r\n"
+    return response
+
+
 def from_reply(reply: wire.Reply) -> Response:
     content_type = FRAMES_TYPE if reply.kind == wire.FRAMES else JSON_TYPE
     return Response(reply.status, reply.body, content_type, reply.head)
@@ -83,12 +84,12 @@ def from_reply(reply: wire.Reply) -> Response:
 
 def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:
     """Send the request to the shard that owns the topic, and respond with its reply."""
-    core, request = call.services.core, call.request
+    shards, request = call.services.shards, call.request
     if call.is_strict:
         flags |= wire.STRICT
-    shard = shard_of(call.topic, len(core.links))
+    shard = shard_of(call.topic, shards.count)
     encoded = wire.encode_args(args) if args is not None else b""
-    number = core.send(
+    number = shards.ask(
         shard,
         op,
         flags,
@@ -98,15 +99,15 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
         request.received_us,
         lambda reply: respond(from_reply(reply)),
     )
-    if number and op in POLLS:
+    if number and op in wire.POLLS:
         release = request.release
 
         def cancel() -> None:
             release()
             if op == wire.CLAIM:  # a waiting claim would still lease a job
-                core.notify(shard, wire.CANCEL_CLAIM, number, call.topic, encoded)
+                shards.tell(shard, wire.CANCEL_CLAIM, number, call.topic, encoded)
             else:
-                core.cancel(shard, number)
+                shards.cancel(shard, number)
 
         request.release = cancel
 
@@ -114,7 +115,7 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
 def ask_catalog(call: Call, op: int, respond: Respond, args: wire.Args) -> None:
     """Send the request to the shard that holds the catalog, and respond with its reply."""
     request = call.request
-    call.services.core.send(
+    call.services.shards.ask(
         CATALOG_SHARD,
         op,
         wire.STRICT if call.is_strict else 0,
@@ -130,17 +131,17 @@ def ask_all(
     call: Call, op: int, done: Callable[[list[wire.Reply]], None], args: wire.Args | None = None
 ) -> None:
     """Send a request to every shard; `done` gets the replies in the order of the shards."""
-    core = call.services.core
+    shards = call.services.shards
     encoded = wire.encode_args(args) if args is not None else b""
     replies: dict[int, wire.Reply] = {}
 
     def gather(shard: int, reply: wire.Reply) -> None:
         replies[shard] = reply
-        if len(replies) == len(core.links):
-            done([replies[i] for i in range(len(core.links))])
+        if len(replies) == shards.count:
+            done([replies[i] for i in range(shards.count)])
 
-    for i in range(len(core.links)):
-        core.send(i, op, 0, b"", encoded, b"", call.request.received_us, partial(gather, i))
+    for i in range(shards.count):
+        shards.ask(i, op, 0, b"", encoded, b"", call.request.received_us, partial(gather, i))
 
 
 def key_prefixes(call: Call) -> list[str] | None:

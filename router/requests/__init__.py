@@ -1,1 +1,0 @@
-"""Request admission (authentication, routing, limits) and the HTTP endpoints."""
