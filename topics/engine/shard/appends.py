@@ -40,7 +40,6 @@ from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import CONTROL_BYTES, EraseRequest, ShardState, as_ranges
 from topics.engine.storage import frames
 from topics.engine.storage.control import ConfigChanged, Deletion, TopicCreated
-from topics.engine.storage.index import SMALL
 from topics.engine.topic.log import Op, Range, TopicLog
 from topics.engine.topic.tags import Seqs, scan
 
@@ -376,11 +375,11 @@ class Appends:
             if not log.runs or log.runs[-1][1] != state.file_number:
                 log.runs.append((first, state.file_number))
         if plain:
-            add_rows(log, offset, lengths, now_ms, None, None, None, sizes)
+            log.add_rows(offset, lengths, now_ms, None, None, None, sizes)
             return
         tags = log.tags.add_batch(first, records.tags) if records.tags is not None else None
         nodes = log.nodes.add_all(records.nodes) if records.nodes is not None else None
-        add_rows(log, offset, lengths, now_ms, flags, tags, nodes, sizes)
+        log.add_rows(offset, lengths, now_ms, flags, tags, nodes, sizes)
         if records.ttls_ms is not None:
             log.add_expiries(
                 (seq, now_ms + ttl_ms) for seq, ttl_ms in enumerate(records.ttls_ms, first) if ttl_ms
@@ -786,61 +785,3 @@ def frame_bytes_at_most(records: cmd.Records, key: bytes | None, size: int, *, p
     ):
         per_record += 40
     return total + per_record * len(records.payloads) + (len(key) + 16 if key is not None else 0)
-
-
-def add_rows(
-    log: TopicLog,
-    offset: int,
-    lengths: list[int],
-    ts: int,
-    flags: list[int] | None,
-    tags: list[int] | None,
-    nodes: list[int] | None,
-    sizes: list[int],
-) -> None:
-    """Add the rows of one write, across chunks if needed; the frames are contiguous from `offset`."""
-    count = len(lengths)
-    if count == 1:
-        chunk = log.chunk_for_append(ts)
-        chunk.add(
-            offset,
-            lengths[0],
-            ts,
-            flags[0] if flags is not None else 0,
-            tags[0] if tags is not None else 0,
-            nodes[0] if nodes is not None else 0,
-            sizes[0],
-        )
-        log.next_seq += 1
-        return
-    at = 0
-    while at < count:
-        chunk = log.chunk_for_append(ts)
-        take = min(chunk.room, count - at)
-        if take < SMALL:
-            for i in range(at, at + take):
-                chunk.add(
-                    offset,
-                    lengths[i],
-                    ts,
-                    flags[i] if flags is not None else 0,
-                    tags[i] if tags is not None else 0,
-                    nodes[i] if nodes is not None else 0,
-                    sizes[i],
-                )
-                offset += lengths[i]
-        else:
-            part = np.array(lengths[at : at + take], dtype=np.int64)
-            ends = np.cumsum(part)
-            chunk.add_batch(
-                ends - part + offset,
-                part,
-                ts,
-                flags[at : at + take] if flags is not None else 0,
-                tags[at : at + take] if tags is not None else None,
-                nodes[at : at + take] if nodes is not None else None,
-                sizes[at : at + take],
-            )
-            offset += int(ends[-1])
-        log.next_seq += take
-        at += take

@@ -10,7 +10,8 @@ at a fifth of the cost of an assignment through the structured view; batches are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,9 @@ SMALL = 64  # below this many rows plain Python beats numpy
 _FIRST_CAPACITY = 16
 
 Rows = npt.NDArray[np.void]
-Ints = Sequence[int] | npt.NDArray[np.uint32] | npt.NDArray[np.int64]
+Column = npt.NDArray[np.int64]
+Ints = list[int] | npt.NDArray[np.uint8] | npt.NDArray[np.uint32] | Column
+Times = npt.NDArray[np.uint64]
 
 
 class Chunk:
@@ -114,12 +117,27 @@ class Chunk:
         self.count += 1
         self.frame_bytes += length
 
+    def add_few(
+        self,
+        offsets: Column,
+        lengths: Column,
+        ts: int | Times,
+        flags: Ints | None,
+        tags: Ints | None,
+        nodes: Ints | None,
+        sizes: Ints,
+    ) -> None:
+        """`add_batch` for fewer than SMALL rows."""
+        columns = (offsets, lengths, ts, flags, tags, nodes, sizes)
+        for row in zip(*(_values(column) for column in columns)):
+            self.add(*row)
+
     def add_batch(
         self,
         offsets: Ints,
         lengths: Ints,
-        ts: int | npt.NDArray[np.uint64],
-        flags: int | Ints,
+        ts: int | Times,
+        flags: Ints | None,
         tags: Ints | None,
         nodes: Ints | None,
         sizes: Ints,
@@ -131,7 +149,7 @@ class Chunk:
         rows["offset"] = offsets
         rows["length"] = lengths
         rows["ts"] = ts
-        rows["flags"] = flags
+        rows["flags"] = 0 if flags is None else flags
         rows["tag"] = 0 if tags is None else tags
         rows["node"] = 0 if nodes is None else nodes
         rows["size"] = sizes
@@ -176,3 +194,10 @@ class Chunk:
         self.frame_bytes -= int(self._rows["length"][count : self.count].sum(dtype=np.int64))
         self.count = count
         self.expiries = [entry for entry in self.expiries if entry[0] < count]
+
+
+def _values(column: int | Ints | Times | None) -> Iterable[int]:
+    if isinstance(column, np.ndarray):
+        values: list[int] = column.tolist()
+        return values
+    return column if isinstance(column, list) else repeat(column or 0)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from topics.api.limits import SLICE_ROWS
 from topics.engine.storage.frames import DEAD
-from topics.engine.storage.index import SMALL, Chunk, Rows
+from topics.engine.storage.index import SMALL, Chunk, Column, Ints, Rows, Times
 from topics.engine.storage.strings import StringTable
 from topics.engine.topic.tags import TagIndex
 
@@ -69,6 +69,66 @@ class TopicRows:
         self.chunks.append(chunk)
         self._starts.append(chunk.first_seq)
         return chunk
+
+    def add_rows(
+        self,
+        offset: int,
+        lengths: list[int],
+        ts: int,
+        flags: list[int] | None,
+        tags: list[int] | None,
+        nodes: list[int] | None,
+        sizes: list[int],
+    ) -> None:
+        """Add the rows of one write, whose frames are contiguous from `offset` on."""
+        if len(lengths) >= SMALL:
+            each = np.array(lengths, dtype=np.int64)
+            self.add_columns(np.cumsum(each) - each + offset, each, ts, flags, tags, nodes, sizes)
+            return
+        chunk = self.chunk_for_append(ts)
+        for i, length in enumerate(lengths):
+            if chunk.count == chunk.rows_max:
+                chunk = self.chunk_for_append(ts)
+            chunk.add(
+                offset,
+                length,
+                ts,
+                flags[i] if flags is not None else 0,
+                tags[i] if tags is not None else 0,
+                nodes[i] if nodes is not None else 0,
+                sizes[i],
+            )
+            self.next_seq += 1
+            offset += length
+
+    def add_columns(
+        self,
+        offsets: Column,
+        lengths: Column,
+        ts: int | Times,
+        flags: Ints | None,
+        tags: Ints | None,
+        nodes: Ints | None,
+        sizes: Ints,
+    ) -> None:
+        """Add rows for the next seqs, across chunks if needed. A column that is None is all 0."""
+        count = len(lengths)
+        at = 0
+        while at < count:
+            chunk = self.chunk_for_append(ts if isinstance(ts, int) else int(ts[at]))
+            stop = at + min(chunk.room, count - at)
+            add = chunk.add_few if stop - at < SMALL else chunk.add_batch
+            add(
+                offsets[at:stop],
+                lengths[at:stop],
+                ts if isinstance(ts, int) else ts[at:stop],
+                flags[at:stop] if flags is not None else None,
+                tags[at:stop] if tags is not None else None,
+                nodes[at:stop] if nodes is not None else None,
+                sizes[at:stop],
+            )
+            self.next_seq += stop - at
+            at = stop
 
     def _close_last(self) -> None:
         last = self.chunks[-1]

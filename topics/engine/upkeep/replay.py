@@ -34,7 +34,7 @@ from topics.engine.storage.control import (
     TopicCreated,
 )
 from topics.engine.storage.frames import Columns
-from topics.engine.storage.index import SMALL, Chunk
+from topics.engine.storage.index import Chunk
 from topics.engine.storage.sealing import meta_from_sum, sealed_rows
 from topics.engine.storage.segments import COLD, Rows, SegmentMeta
 from topics.engine.storage.wal import (
@@ -176,34 +176,8 @@ class Replay:
         expiries = self._extensions(log, columns, first, sizes) if combined & frames.HAS_EXT else []
         if not log.runs or log.runs[-1][1] != number:
             log.runs.append((first, number))
-        offsets = starts + shift
         lengths = headers["length"].astype(np.int64) + 4
-        at = 0
-        while at < count:
-            chunk = log.chunk_for_append(int(headers["ts"][at]))
-            stop = at + min(chunk.room, count - at)
-            if stop - at < SMALL:
-                columns_here = zip(
-                    offsets[at:stop].tolist(),
-                    lengths[at:stop].tolist(),
-                    headers["ts"][at:stop].tolist(),
-                    flags[at:stop].tolist(),
-                    tag_ids[at:stop] if tag_ids is not None else [0] * (stop - at),
-                    node_ids[at:stop] if node_ids is not None else [0] * (stop - at),
-                    sizes[at:stop].tolist(),
-                    strict=True,
-                )
-                for row in columns_here:
-                    chunk.add(*row)
-            else:
-                chunk.add_batch(
-                    offsets[at:stop], lengths[at:stop], headers["ts"][at:stop], flags[at:stop],
-                    tag_ids[at:stop] if tag_ids is not None else None,
-                    node_ids[at:stop] if node_ids is not None else None,
-                    sizes[at:stop],
-                )  # fmt: skip
-            log.next_seq += stop - at
-            at = stop
+        log.add_columns(starts + shift, lengths, headers["ts"], flags, tag_ids, node_ids, sizes)
         log.add_expiries(expiries)
         op.count += count
         op.bytes += int(sizes.sum())

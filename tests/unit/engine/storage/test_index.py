@@ -77,7 +77,7 @@ def test_both_ways_in_make_the_same_chunk(batches: list[list[Row]]) -> None:
 
 def test_a_batch_may_share_its_time_and_flags_and_have_neither_tags_nor_nodes() -> None:
     chunk = new_chunk()
-    chunk.add_batch([0, 10], [10, 20], 5, 0, None, None, [1, 2])
+    chunk.add_batch([0, 10], [10, 20], 5, None, None, None, [1, 2])
     assert shown(chunk) == [(0, 10, 5, 0, 0, 0, 1), (10, 20, 5, 0, 0, 0, 2)]
 
 
@@ -85,7 +85,7 @@ def test_a_batch_clears_what_a_cut_left_in_the_buffer() -> None:
     chunk = new_chunk()
     add_rows(chunk, [(1, 1, 1, 255, 9, 9, 9)] * 5)
     chunk.cut(1)
-    chunk.add_batch([0, 10], [10, 20], 5, 0, None, None, [1, 2])
+    chunk.add_batch([0, 10], [10, 20], 5, None, None, None, [1, 2])
     assert shown(chunk)[1:] == [(0, 10, 5, 0, 0, 0, 1), (10, 20, 5, 0, 0, 0, 2)]
 
 

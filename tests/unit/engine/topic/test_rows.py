@@ -191,3 +191,43 @@ def test_are_live_agrees_with_is_live(log: TopicLog, data: st.DataObject) -> Non
     alive = set(staged(log))
     assert log.are_live(np.array(seqs, dtype=np.uint64)).tolist() == [seq in alive for seq in seqs]
     assert [log.is_live(seq) for seq in seqs] == [seq in alive for seq in seqs]
+
+
+# -- insertion ---------------------------------------------------------------------------------------------
+
+
+@given(
+    writes=st.lists(
+        st.tuples(st.integers(1, 150), st.booleans(), st.booleans(), st.integers(0, 9)),
+        min_size=1,
+        max_size=5,
+    ),
+    rows_max=st.integers(1, 200),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_live_write_and_its_replay_add_the_same_rows(
+    writes: list[tuple[int, bool, bool, int]], rows_max: int
+) -> None:
+    live, replayed = new_log(rows_max), new_log(rows_max)
+    offset = 112
+    for count, tagged, flagged, ts in writes:
+        lengths = [50 + i % 7 for i in range(count)]
+        tags = [1 + i % 3 for i in range(count)] if tagged else None
+        flags = [1 + i % 2 for i in range(count)] if flagged else None
+        live.add_rows(offset, lengths, ts, flags, tags, None, lengths)
+        each = np.array(lengths, dtype=np.int64)
+        replayed.add_columns(
+            np.cumsum(each) - each + offset,
+            each,
+            np.full(count, ts, dtype=np.uint64),
+            np.array(flags, dtype=np.uint8) if flags is not None else None,
+            tags,
+            None,
+            each,
+        )
+        offset += sum(lengths)
+    assert live.next_seq == replayed.next_seq == 1 + sum(write[0] for write in writes)
+    assert [(c.first_seq, c.count, c.frame_bytes, c.opened_ms) for c in live.chunks] == [
+        (c.first_seq, c.count, c.frame_bytes, c.opened_ms) for c in replayed.chunks
+    ]
+    assert [list(c.iter_rows()) for c in live.chunks] == [list(c.iter_rows()) for c in replayed.chunks]
