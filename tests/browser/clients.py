@@ -1,4 +1,4 @@
-"""The clients of page.js, seen from the test."""
+"""Python handles for the clients of page.js."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("page.js")
 
 
 class _Client:
-    """A global variable of the page that holds a client."""
+    """A client in a global variable of the page."""
 
     gave_up = "null"
 
@@ -24,7 +24,7 @@ class _Client:
         return self.page.run(f"{self.variable}.{member}")
 
     def wait(self, condition: str) -> Any:
-        """Until the condition is true, with `it` for the client."""
+        """Wait until the JavaScript condition is true, in which `it` is the client."""
         it = self.variable
         return self.page.wait(
             f"((it) => {condition})({it})",
@@ -33,11 +33,11 @@ class _Client:
         )
 
     def wait_for(self, topic: str, data: Any) -> None:
-        """Until this record has come."""
+        """Wait until this record has arrived."""
         self.wait(f"it.records.some(([topic, , data]) => topic === {_js(topic)} && data === {_js(data)})")
 
     def records(self, topic: str) -> list[tuple[int, Any]]:
-        """Seq and data of what has come, in that order."""
+        """Seq and data of the received records, in order of arrival."""
         return [(seq, data) for name, seq, data in self.get("records") if name == topic]
 
 
@@ -45,9 +45,9 @@ class Stream(_Client):
     gave_up = "it.gaveUp"
 
 
-class Talk(_Client):
+class TopicSocket(_Client):
     def publish(self, *data: Any) -> dict[str, Any]:
-        """The server's answer to it."""
+        """Publish, and return the server's answer."""
         return dict(self.get(f"publish(...{_js(data)})"))
 
 
@@ -56,7 +56,7 @@ def load_clients(page: Page) -> None:
 
 
 def new_session(page: Page, *topics: str, token: str | None = None, **options: Any) -> dict[str, Any]:
-    """The answer to a POST /v0/watch from the page."""
+    """POST /v0/watch from the page; returns the answer."""
     body = {"topics": {topic: {} for topic in topics}, **options}
     return dict(page.run(f"watch({_js(body)}, {_js(token)})"))
 
@@ -67,21 +67,21 @@ def open_stream(page: Page, url: str, variable: str = "stream") -> Stream:
 
 
 def follow(page: Page, *topics: str, variable: str = "stream", **options: Any) -> Stream:
-    """A stream on a session of its own, open and at the end of all topics."""
+    """A stream with its own session, open and at the end of all topics."""
     stream = open_stream(page, new_session(page, *topics, **options)["stream_url"], variable)
     stream.wait(f"it.frames.filter(([event]) => event === 'caught-up').length >= {len(topics)}")
     return stream
 
 
-def talk(page: Page, topic: str) -> Talk:
-    page.run(f"var talk = new Talk({_js(topic)})")
-    client = Talk(page, "talk")
+def open_socket(page: Page, topic: str) -> TopicSocket:
+    page.run(f"var open_socket = new TopicSocket({_js(topic)})")
+    client = TopicSocket(page, "open_socket")
     client.wait("it.ops.length > 0")
     return client
 
 
 def url_of(server: Server, path: str = "/v0/health") -> str:
-    """Any page of the server will do: it only has to be of its origin."""
+    """Any URL of the server, so that the page has the server's origin."""
     return f"http://{server.host}:{server.port}{path}"
 
 

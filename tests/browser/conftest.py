@@ -1,4 +1,4 @@
-"""A browser for the tests of this folder, and servers that keep their port when they are started again."""
+"""Fixtures for a browser, and for servers that keep their port over restarts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.browser.clients import load_clients, url_of
-from tests.integration.conftest import lasting_server, shared_server, start_server, topic
+from tests.integration.conftest import session_server, shared_server, start_server, topic
 from tests.support import browser as browsers
 from tests.support.browser import Browser, Page
 from tests.support.server import Server
 
-__all__ = ["lasting_server", "shared_server", "start_server", "topic"]
+__all__ = ["session_server", "shared_server", "start_server", "topic"]
 
-# Below the ports that the kernel gives to clients: one of these could take the port while the server is away.
+# Below the kernel's ephemeral ports: a client's connection could take one of those while the server is down.
 PORTS = range(20_000, 30_000)
 
 
@@ -26,14 +26,14 @@ PORTS = range(20_000, 30_000)
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     path = browsers.program()
     if path is None:
-        pytest.skip("NOT TESTED IN A BROWSER: there is no chromium here")
+        pytest.skip("not tested in a browser: chromium is not installed")
     with browsers.running(path, tmp_path_factory.mktemp("browser")) as browser:
         yield browser
 
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Callable[[Server], Page]]:
-    """Open pages of a server, with the clients of page.js in them; they are closed when the test ends."""
+    """Opens pages of a server with the clients of page.js; they are closed when the test ends."""
     with contextlib.ExitStack() as pages:
 
         def open_one(server: Server) -> Page:
@@ -45,8 +45,8 @@ def open_page(browser: Browser) -> Iterator[Callable[[Server], Page]]:
 
 
 @pytest.fixture
-def start_lasting_server(start_server: Callable[..., Server]) -> Callable[..., Server]:
-    """Like start_server; `start` after a stop or a kill serves the same port."""
+def start_fixed_port_server(start_server: Callable[..., Server]) -> Callable[..., Server]:
+    """Like start_server; `start` after a stop or a kill uses the same port."""
 
     def start(**environment: str) -> Server:
         options: dict[str, Any] = {"environment": {"TOPICS_PORT": str(_free_port()), **environment}}

@@ -1,23 +1,23 @@
-// What the tests run inside a page of the server's origin: clients that write down all that reaches them.
+// Runs inside a page of the server's origin: clients that record everything they receive.
 
-const AGAIN_MS = 300; // between two tries of a WebSocket: unlike EventSource it does not come back by itself
+const RETRY_MS = 300; // between two attempts of a WebSocket, which does not reconnect by itself as an EventSource does
 
-/** An EventSource, and what it was sent. */
+/** An EventSource, and everything it received. */
 class Stream {
   records = []; // [topic, seq, data], in the order of arrival
   frames = []; // [event, topic, lastEventId]
-  said = []; // data of frames that the server calls `error`
+  errors = []; // data of the server's frames of type `error`
   opened = 0;
-  broken = 0; // connections that ended or could not be made
+  broken = 0; // connections that ended or failed
 
   constructor(url) {
     this.source = new EventSource(url);
     this.source.onopen = () => this.opened++;
     for (const name of ["record", "tombstone", "caught-up", "topic-deleted"])
       this.source.addEventListener(name, (event) => this.take(event));
-    // One listener hears both the browser's own errors and the frames of that name; only these have data.
+    // Gets both the browser's own errors and the server's frames of that name; only the latter have data.
     this.source.onerror = (event) =>
-      event.data === undefined ? this.broken++ : this.said.push(JSON.parse(event.data));
+      event.data === undefined ? this.broken++ : this.errors.push(JSON.parse(event.data));
   }
 
   take(event) {
@@ -31,15 +31,15 @@ class Stream {
   }
 
   get summary() {
-    const { opened, broken, said, source, records, frames } = this;
-    return { opened, broken, said, state: source.readyState, records: records.slice(-9), frames: frames.slice(-9) };
+    const { opened, broken, errors, source, records, frames } = this;
+    return { opened, broken, errors, state: source.readyState, records: records.slice(-9), frames: frames.slice(-9) };
   }
 }
 
-/** A WebSocket that subscribes to one topic, and again from where it was when the connection is lost. */
-class Talk {
+/** A WebSocket subscription to one topic. After a lost connection it subscribes again from its last position. */
+class TopicSocket {
   records = []; // [topic, seq, data]
-  froms = []; // where each subscription began
+  froms = []; // from_seq of each subscription
   ops = []; // [connection, op] of all messages
   errors = [];
   closes = []; // codes
@@ -63,16 +63,16 @@ class Talk {
     this.socket.onmessage = (event) => this.take(JSON.parse(event.data));
     this.socket.onclose = (event) => {
       this.closes.push(event.code);
-      setTimeout(() => this.connect(), AGAIN_MS);
+      setTimeout(() => this.connect(), RETRY_MS);
     };
   }
 
-  /** Asks again as long as the topic's shard is starting, as it is told to. */
+  /** Repeated while the topic's shard is starting (not_ready). */
   async subscribe() {
     const socket = this.socket;
     let answer;
     do {
-      if (answer) await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+      if (answer) await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
       if (socket !== this.socket || socket.readyState !== WebSocket.OPEN) return;
       answer = await this.ask({ op: "subscribe", topic: this.topic, from_seq: this.cursor });
     } while (answer.code === "not_ready");
@@ -90,7 +90,7 @@ class Talk {
 
   take(message) {
     this.waiting.get(message.request_id)?.(message);
-    if (message.code === "not_ready") return; // whoever asked asks again
+    if (message.code === "not_ready") return; // the caller retries
     this.ops.push([this.opened, message.op]);
     if (message.op === "error") this.errors.push(message);
     if (message.op !== "record") return;

@@ -1,7 +1,7 @@
-"""Goal: a page that follows topics has every record exactly once and in order, whatever is restarted meanwhile.
+"""Goal: a page that follows topics gets every record exactly once and in order, whatever is restarted.
 
-Method: a real browser on a page of the server's origin. Its EventSource comes back by itself; a WebSocket is opened again
-by the page, from where it was. What has come is compared with what the server says is there.
+Method: a real browser with a page of the server's origin. Its EventSource reconnects by itself; the page opens its WebSocket
+again, from its last position. The received records are compared with the server's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.browser.clients import Stream, follow, new_session, open_stream, talk
+from tests.browser.clients import Stream, follow, new_session, open_socket, open_stream
 from tests.crash.load import acks, load, read_all, topics_on
 from tests.crash.processes import kill, stopped
 from tests.support.browser import Page
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.browser
 OpenPage = Callable[[Server], Page]
 StartServer = Callable[..., Server]
 
-WRITES = pick(short=40, long=200)  # acknowledged before and after a strike
+WRITES = pick(short=40, long=200)  # acknowledged before and after a fault
 (ON_0,), (ON_1,) = topics_on(0, 2, 1), topics_on(1, 2, 1)
 
 
 def write(server: Server, topic: str, data: str) -> None:
-    """As soon as the topic's worker is there."""
+    """Write as soon as the topic's worker is ready."""
     until(lambda: server.write(topic, data).status == 200)
 
 
@@ -80,9 +80,9 @@ def test_a_topic_that_is_made_later_joins_a_pattern(
     ]  # fmt: skip
 
 
-def test_a_key_goes_into_the_url(start_lasting_server: StartServer, open_page: OpenPage) -> None:
-    """EventSource cannot send a header, so this is the one place where a key may stand in a URL."""
-    server = start_lasting_server(TOPICS_API_KEYS="reader:read,other:read,all")
+def test_a_key_goes_into_the_url(start_fixed_port_server: StartServer, open_page: OpenPage) -> None:
+    """EventSource cannot send headers, so here a key is allowed in a URL."""
+    server = start_fixed_port_server(TOPICS_API_KEYS="reader:read,other:read,all")
     whole = {"Authorization": "Bearer all"}
 
     def write_with_key(data: str) -> None:
@@ -122,7 +122,7 @@ def kill_the_front(server: Server) -> None:
 
 
 def kill_worker_0(server: Server) -> None:
-    """Sessions live in this one."""
+    """The worker that holds the sessions."""
     kill(server.pid("shard 0"))
 
 
@@ -130,29 +130,29 @@ def kill_worker_1(server: Server) -> None:
     kill(server.pid("shard 1"))
 
 
-RESUMES = "each EventSource comes back by itself; its page has every record once and in order"
+RESUMES = "each EventSource reconnects by itself; its page gets every record once and in order"
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize(
-    "strike",
+    "interrupt",
     [
-        pytest.param(kill_everything, marks=fault("supervisor", "all processes are killed (-9) under pages that follow topics, and started again", RESUMES)),
-        pytest.param(restart, marks=fault("supervisor", "the server is restarted (SIGTERM) under pages that follow topics", RESUMES)),
-        pytest.param(kill_the_front, marks=fault("front", "killed (-9) under pages that follow topics", RESUMES)),
-        pytest.param(kill_worker_0, marks=fault("worker", "the one with the sessions is killed (-9) under pages that follow topics", RESUMES)),
-        pytest.param(kill_worker_1, marks=fault("worker", "killed (-9) under pages that follow its topics", RESUMES)),
+                pytest.param(kill_everything, marks=fault("supervisor", "all processes are killed (-9) and started again while pages follow topics", RESUMES)),
+                pytest.param(restart, marks=fault("supervisor", "the server is restarted (SIGTERM) while pages follow topics", RESUMES)),
+                pytest.param(kill_the_front, marks=fault("front", "killed (-9) while pages follow topics", RESUMES)),
+                pytest.param(kill_worker_0, marks=fault("worker", "the one with the sessions is killed (-9) while pages follow topics", RESUMES)),
+                pytest.param(kill_worker_1, marks=fault("worker", "killed (-9) while pages follow its topics", RESUMES)),
     ],
 )  # fmt: skip
 def test_an_event_source_resumes(
-    strike: Callable[[Server], None], start_lasting_server: StartServer, open_page: OpenPage
+    interrupt: Callable[[Server], None], start_fixed_port_server: StartServer, open_page: OpenPage
 ) -> None:
-    server = start_lasting_server()
+    server = start_fixed_port_server()
     make(server, ON_0, ON_1)
     stream = follow(open_page(server), ON_0, ON_1)
     with load(server, [ON_0, ON_1], front_dies=True) as writers:
         stream.wait(f"it.records.length >= {WRITES}")
-        strike(server)
+        interrupt(server)
         target = acks(writers) + WRITES
         until(lambda: acks(writers) >= target)
     for topic in (ON_0, ON_1):
@@ -161,16 +161,16 @@ def test_an_event_source_resumes(
         assert stream.records(topic) == read_all(server, topic)
     events = {event for event, _, _ in stream.get("frames")}
     assert events == {"record", "caught-up"}
-    if strike is restart:
-        assert [said["code"] for said in stream.get("said")] == ["server_shutting_down"]
+    if interrupt is restart:
+        assert [error["code"] for error in stream.get("errors")] == ["server_shutting_down"]
 
 
 @pytest.mark.crash
 def test_an_event_source_resumes_though_nothing_of_it_was_saved(
-    start_lasting_server: StartServer, open_page: OpenPage
+    start_fixed_port_server: StartServer, open_page: OpenPage
 ) -> None:
-    """Killed at once: the stored session does not even know that it had a stream, and the id has to tell."""
-    server = start_lasting_server()
+    """Killed before anything of the stream was saved in its session: the id alone must tell where to resume."""
+    server = start_fixed_port_server()
     make(server, ON_0)
     stream = follow(open_page(server), ON_0)
     server.write(ON_0, "before")
@@ -183,9 +183,9 @@ def test_an_event_source_resumes_though_nothing_of_it_was_saved(
 
 @pytest.mark.crash
 def test_streams_on_other_shards_do_not_notice_a_worker_s_death(
-    start_lasting_server: StartServer, open_page: OpenPage
+    start_fixed_port_server: StartServer, open_page: OpenPage
 ) -> None:
-    server = start_lasting_server()
+    server = start_fixed_port_server()
     make(server, ON_0, ON_1)
     page = open_page(server)
     calm, struck = follow(page, ON_0, variable="calm"), follow(page, ON_1, variable="struck")
@@ -202,20 +202,20 @@ def test_streams_on_other_shards_do_not_notice_a_worker_s_death(
 @pytest.mark.crash
 @fault(
     "worker",
-    "the one with the sessions is away when a page opens a stream",
-    "the request waits for the next one",
+    "the one with the sessions is down when a page opens a stream",
+    "the request waits until it is back",
 )
 def test_a_stream_that_is_opened_while_its_worker_is_away_waits(
-    start_lasting_server: StartServer, open_page: OpenPage
+    start_fixed_port_server: StartServer, open_page: OpenPage
 ) -> None:
-    """A 503 here would be the end: see test_event_source.py."""
-    server = start_lasting_server()
+    """A 503 would end the EventSource for good: see test_event_source.py."""
+    server = start_fixed_port_server()
     make(server, ON_0, ON_1)
     server.write(ON_1, "stored")
     page = open_page(server)
     urls = [new_session(page, topic)["stream_url"] for topic in (ON_0, ON_1)]
     assert server.process is not None
-    with stopped(server.process.pid):  # nobody restarts it
+    with stopped(server.process.pid):  # so that it is not restarted
         kill(server.pid("shard 0"))
         streams = [open_stream(page, url, f"stream{i}") for i, url in enumerate(urls)]
         page.run("fetch('/v0/health')")
@@ -234,18 +234,18 @@ def _history(stream: Stream) -> tuple[int, int]:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("strike", [kill_everything, restart, kill_the_front])
+@pytest.mark.parametrize("interrupt", [kill_everything, restart, kill_the_front])
 def test_a_web_socket_goes_on_from_where_it_was(
-    strike: Callable[[Server], None], start_lasting_server: StartServer, open_page: OpenPage
+    interrupt: Callable[[Server], None], start_fixed_port_server: StartServer, open_page: OpenPage
 ) -> None:
-    server = start_lasting_server()
+    server = start_fixed_port_server()
     make(server, ON_1)
-    client = talk(open_page(server), ON_1)
+    client = open_socket(open_page(server), ON_1)
     ack = client.publish("from the page", "and more")
     assert (ack["op"], ack["first_seq"], ack["last_seq"]) == ("ack", 1, 2)
     server.write(ON_1, "from outside")
     client.wait_for(ON_1, "from outside")
-    strike(server)
+    interrupt(server)
     write(server, ON_1, "from outside, later")
     client.wait_for(ON_1, "from outside, later")
     ack = client.publish("end")
@@ -259,4 +259,4 @@ def test_a_web_socket_goes_on_from_where_it_was(
         assert of_this[0] == "subscribed"
         assert set(of_this) <= {"subscribed", "ack", "record", "caught_up", "error"}
     codes = [error["code"] for error in client.get("errors")]
-    assert codes == (["server_shutting_down"] if strike is restart else [])
+    assert codes == (["server_shutting_down"] if interrupt is restart else [])

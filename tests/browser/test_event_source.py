@@ -1,9 +1,9 @@
-"""Goal: know when a browser's EventSource comes back by itself, and when it gives up for good.
+"""Goal: know when a browser's EventSource reconnects, and when it gives up.
 
-Method: a server that answers as it is told. The HTML standard asks for what is found here, and the server's part follows
-from it: GET /v0/watch/:wid must wait while what it needs is restarting. A 503 would end the stream of every page that
-happens to come back in that moment, with or without Retry-After. If the wait has to end, closing the connection without
-an answer is the only thing to say that keeps the page.
+Method: a fake server with scripted answers. The results agree with the HTML standard, and the server relies on them:
+GET /v0/watch/:wid must wait while a process that it needs restarts. A 503 would end the stream of every page that
+reconnects at that moment, with or without Retry-After. If the wait has to end, the server must close the connection without
+an answer: only then does the EventSource try again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.clients import load_clients, open_stream
-from tests.browser.stand_in import STREAM_HEAD, StandIn
+from tests.browser.scripted_server import STREAM_HEAD, ScriptedServer
 from tests.support.browser import Browser
 
 pytestmark = pytest.mark.browser
@@ -39,51 +39,51 @@ BREAKS = {
 
 
 @pytest.fixture
-def stand_in() -> Iterator[StandIn]:
+def scripted_server() -> Iterator[ScriptedServer]:
     answers = {name: head + b"Connection: close\r\n\r\n" for name, head in OTHER_ANSWERS.items()}
-    with StandIn(answers={**answers, **HALF_A_HEAD, **BREAKS}).listening() as server:
+    with ScriptedServer(answers={**answers, **HALF_A_HEAD, **BREAKS}).listening() as server:
         yield server
 
 
-def test_any_answer_but_a_stream_is_the_end(browser: Browser, stand_in: StandIn) -> None:
-    with browser.page(f"{stand_in.origin}/") as page:
+def test_any_answer_but_a_stream_is_the_end(browser: Browser, scripted_server: ScriptedServer) -> None:
+    with browser.page(f"{scripted_server.origin}/") as page:
         load_clients(page)
         for name in OTHER_ANSWERS:
             stream = open_stream(page, f"/{name}")
             page.wait("stream.gaveUp", shows="stream.summary")
             assert (stream.get("opened"), stream.get("broken")) == (1, 2), name
-    assert stand_in.seen == {name: ["", "id-1"] for name in OTHER_ANSWERS}
+    assert scripted_server.seen == {name: ["", "id-1"] for name in OTHER_ANSWERS}
 
 
-def test_half_a_head_is_an_answer_too(browser: Browser, stand_in: StandIn) -> None:
-    """The lines that came are taken for the whole head, and a stream is not among them: a head must be sent at once."""
-    with browser.page(f"{stand_in.origin}/") as page:
+def test_half_a_head_is_an_answer_too(browser: Browser, scripted_server: ScriptedServer) -> None:
+    """The lines that arrived count as the whole head, without the content type of a stream: so a head must be sent in one piece."""
+    with browser.page(f"{scripted_server.origin}/") as page:
         load_clients(page)
         open_stream(page, "/half-a-head")
         page.wait("stream.gaveUp", shows="stream.summary")
 
 
-def test_a_connection_that_ends_is_made_again(browser: Browser, stand_in: StandIn) -> None:
-    """With the id of the last frame that was whole."""
-    with browser.page(f"{stand_in.origin}/") as page:
+def test_a_connection_that_ends_is_made_again(browser: Browser, scripted_server: ScriptedServer) -> None:
+    """With the id of the last complete frame."""
+    with browser.page(f"{scripted_server.origin}/") as page:
         load_clients(page)
         for name in BREAKS:
             stream = open_stream(page, f"/{name}")
             stream.wait("it.frames.length === 2")
             assert [last_event_id for _, _, last_event_id in stream.get("frames")] == ["id-1", "id-4"], name
             stream.get("source.close()")
-    assert stand_in.seen == {name: ["", "id-1", "id-1", "id-1"] for name in BREAKS}
+    assert scripted_server.seen == {name: ["", "id-1", "id-1", "id-1"] for name in BREAKS}
 
 
 def test_a_refused_connection_is_tried_again(browser: Browser) -> None:
-    stand_in = StandIn(answers={"stream": b""}, times=0)
+    scripted_server = ScriptedServer(answers={"stream": b""}, times=0)
     with contextlib.ExitStack() as pages:
-        with stand_in.listening():
-            page = pages.enter_context(browser.page(f"{stand_in.origin}/"))
+        with scripted_server.listening():
+            page = pages.enter_context(browser.page(f"{scripted_server.origin}/"))
             load_clients(page)
             stream = open_stream(page, "/stream")
             stream.wait("it.opened === 2")
         stream.wait(f"it.broken >= {REFUSALS}")
-        with stand_in.listening():
+        with scripted_server.listening():
             stream.wait("it.opened === 3")
-    assert stand_in.seen == {"stream": ["", "id-1", "id-2"]}
+    assert scripted_server.seen == {"stream": ["", "id-1", "id-2"]}

@@ -1,4 +1,4 @@
-"""Goal: the page of deploy/examples/live-page shows everything once and in order, over a restart of the server behind its proxy."""
+"""Goal: the page of deploy/examples/live-page shows every record once and in order, also when the server behind its proxy restarts."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def shows(page: Page, *lines: str) -> None:
 
 
 def test_the_page_shows_what_is_written(
-    browser: Browser, start_lasting_server: Callable[..., Server]
+    browser: Browser, start_fixed_port_server: Callable[..., Server]
 ) -> None:
-    server = start_lasting_server()
+    server = start_fixed_port_server()
     server.write("live.news", "before")
     with proxied(server) as url, browser.page(url) as page:
         shows(page, "live.news 1 before")
-        server.write("live.other", {"n": 1})  # a topic that came later
+        server.write("live.other", {"n": 1})  # a topic that is created later
         shows(page, "live.news 1 before", 'live.other 1 {"n":1}')
         page.run("text.value = '<b>hello</b>'; document.querySelector('#write button').click()")
         shows(page, "live.news 1 before", 'live.other 1 {"n":1}', "live.page 1 <b>hello</b>")
@@ -58,7 +58,7 @@ def test_the_page_shows_what_is_written(
 
         server.stop()
         page.wait("state.textContent.includes('retrying')")
-        # Meanwhile the proxy says 502, after which an EventSource does not come back by itself.
+        # Meanwhile the proxy answers 502, after which an EventSource does not reconnect by itself.
         host = url.removeprefix("http://").rstrip("/")
         until(lambda: status_of(host) == 502)
         server.start()

@@ -1,7 +1,7 @@
-"""Goal: a page of another origin gets nothing from a server without keys, and changes nothing in it; pages of its own and listed ones work.
+"""Goal: on a server without keys, a page of another origin can neither read nor write; pages of its own origin and of listed ones can.
 
 Method: a real browser, and pages from another port, which is another origin. For DNS rebinding the browser resolves a foreign name
-to this machine. What the pages try are the requests that a browser sends without asking the server first.
+to this machine. The pages try the requests that a browser sends without a preflight.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from tests.browser.clients import url_of
-from tests.browser.stand_in import StandIn
+from tests.browser.scripted_server import ScriptedServer
 from tests.support import browser as browsers
 from tests.support.browser import Browser, Page
 from tests.support.server import Server
 
 pytestmark = pytest.mark.browser
 
-# Each resolves to what the page got, or to why it got nothing.
+# Each resolves to the answer that the page got, or to the error.
 TRIES = """
 const base = %s, topic = %s, wid = %s;
 const text = (promise) => promise.then(async (r) => `${r.status} ${await r.text()}`, (error) => `failed: ${error.name}`);
@@ -59,13 +59,13 @@ def written(server: Server, topic: str) -> list[Any]:
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[StandIn]:
-    with StandIn().listening() as server:
+def elsewhere() -> Iterator[ScriptedServer]:
+    with ScriptedServer().listening() as server:
         yield server
 
 
 def test_a_page_of_another_origin_gets_nothing_and_writes_nothing(
-    shared_server: Server, topic: str, browser: Browser, elsewhere: StandIn
+    shared_server: Server, topic: str, browser: Browser, elsewhere: ScriptedServer
 ) -> None:
     shared_server.write(topic, "secret")
     with browser.page(f"{elsewhere.origin}/") as page:
@@ -85,7 +85,7 @@ def test_a_page_of_the_server_itself_works(shared_server: Server, topic: str, br
 
 
 def test_a_listed_page_works(
-    start_server: Callable[..., Server], topic: str, browser: Browser, elsewhere: StandIn
+    start_server: Callable[..., Server], topic: str, browser: Browser, elsewhere: ScriptedServer
 ) -> None:
     server = start_server(environment={"TOPICS_CORS_ORIGINS": elsewhere.origin})
     server.write(topic, "seen")

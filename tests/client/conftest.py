@@ -1,4 +1,4 @@
-"""Servers and clients for the tests of the client: each test runs with both kinds, over one server."""
+"""Servers and clients for the tests of the client: each test runs with the sync and the async one, on one server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.client.twins import Loop, make
+from tests.client.both_clients import Loop, make
 from tests.support.cutting_proxy import CuttingProxy, cutting
 from topics import Client
 from topics.testing import TestServer, running_server
@@ -22,25 +22,25 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="session")
-def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
+def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
     with running_server(tmp_path_factory.mktemp("client"), shards=2, environment=ENVIRONMENT) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def server(lasting_server: TestServer) -> Iterator[TestServer]:
-    """For all tests that only use topics of their own."""
-    yield lasting_server
-    # It checks all of its topics after every turn.
-    with Client(lasting_server.url, token="root") as client:
+def server(session_server: TestServer) -> Iterator[TestServer]:
+    """For tests that use only their own topics."""
+    yield session_server
+    # With TOPICS_VERIFY it checks all of its topics after every turn.
+    with Client(session_server.url, token="root") as client:
         for row in list(client.topics()):
             client.delete_topic(row.topic)
 
 
 @pytest.fixture(scope="session")
-def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
-    """For tests that stop and start it."""
-    with running_server(tmp_path_factory.mktemp("mortal"), environment=ENVIRONMENT) as server:
+def restartable_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServer]:
+    """A server that a test may stop and start."""
+    with running_server(tmp_path_factory.mktemp("restartable_server"), environment=ENVIRONMENT) as server:
         yield server
 
 
@@ -58,7 +58,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def connect(kind: str, loop: Loop) -> Iterator[Callable[..., Any]]:
-    """A client of this kind; it is closed when the test ends."""
+    """Makes a client of this kind; it is closed when the test ends."""
     clients: list[Any] = []
 
     def connect(url: str, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What only asyncio does: calls that are cancelled while they wait."""
+"""Cancellation of waiting calls, which only the async client has."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_receipts_of_a_producer_that_is_cancelled_are_told(topic: str) -> None:
         producer = client.producer(topic, linger_ms=0, max_batch_bytes=20)
         receipts = [await producer.send("x" * 15) for _ in range(3)]
         async with asyncio.timeout(60):
-            while len(producer._batcher._batches) == 3:  # until the first one is on its way
+            while len(producer._batcher._batches) == 3:  # until the first one is being sent
                 await asyncio.sleep(0)
         assert producer._task is not None
         producer._task.cancel()

@@ -1,4 +1,4 @@
-"""Every call of the client against a real server, with both kinds of client: what goes out comes back, typed."""
+"""Every call of the client on a real server, sync and async: requests are correct, answers are typed."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_wait_ends_with_a_write(client: Any, topic: str, server: TestServer) -
 def test_what_was_lost_is_raised_or_told_and_reading_goes_on(client: Any, topic: str) -> None:
     client.create_topic(topic, cap_records=2)
     client.write_many(topic, [1, 2, 3, 4])
-    # From the beginning that there is, nothing is missing.
+    # Reading from the earliest record, nothing is missing.
     assert data(client.records(topic)) == [3, 4]
     items = client.records(topic, 0)
     with pytest.raises(RecordsLost) as caught:

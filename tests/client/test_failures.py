@@ -1,6 +1,6 @@
-"""What breaks on the way, with both kinds of client: lost answers, closed connections, servers that are silent or no servers.
+"""Network failures, with both kinds of client: lost answers, closed connections, silent servers, invalid answers.
 
-Method: a proxy that loses answers after the server has acted, and sockets that do what no server does.
+Method: a proxy that drops answers after the server has executed the request, and fake servers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def test_other_calls_are_repeated(proxy: CuttingProxy, connect: Connect, topic: 
     proxy.lose_answers(1)
     assert len(other.read(topic).records) == 2
     proxy.lose_answers(1)
-    # The lease of the lost answer holds, so the repeated claim gets the other job.
+    # The lease from the lost answer holds, so the repeated claim gets the other job.
     (job,) = other.claim(topic).jobs
     assert job.seq == 2
     proxy.lose_answers(1)
@@ -96,8 +96,8 @@ def test_a_closed_client_says_so(server: TestServer, connect: Connect) -> None:
 
 
 @contextlib.contextmanager
-def saying(answer: bytes | None, *, and_ends: bool = True) -> Iterator[str]:
-    """Somebody who says this to every request, and ends the connection; None: who never says anything."""
+def server_sending(answer: bytes | None, *, closes: bool = True) -> Iterator[str]:
+    """A fake server that sends this to every request and closes the connection; None: it never answers."""
     held: list[socket.socket] = []
 
     def accepted(connection: socket.socket) -> None:
@@ -106,7 +106,7 @@ def saying(answer: bytes | None, *, and_ends: bool = True) -> Iterator[str]:
             with contextlib.suppress(OSError):
                 connection.recv(1 << 16)
                 connection.sendall(answer)
-                if and_ends:
+                if closes:
                     connection.shutdown(socket.SHUT_WR)
 
     accepting = Accepting(accepted)
@@ -119,7 +119,7 @@ def saying(answer: bytes | None, *, and_ends: bool = True) -> Iterator[str]:
 
 
 def test_silence_is_not_waited_for_for_ever(connect: Connect) -> None:
-    with saying(None) as url:
+    with server_sending(None) as url:
         client = connect(url, timeouts=Timeouts(answer_s=0.05), retries=ONCE)
         with pytest.raises(errors.TimedOut) as caught:
             client.write("t", 1)
@@ -140,7 +140,7 @@ def test_a_stream_that_falls_silent_is_left(connect: Connect) -> None:
         yield Close(stream)
         return found
 
-    with saying(HEAD + b"retry: 2000\n\n", and_ends=False) as url:
+    with server_sending(HEAD + b"retry: 2000\n\n", closes=False) as url:
         assert connect(url).run(flow()) == [b"retry: 2000\n\n", b"silent"]
 
 
@@ -162,7 +162,7 @@ def test_a_stream_that_falls_silent_is_left(connect: Connect) -> None:
     ids=["text", "404", "502", "cut off", "ssh", "nothing", "unknown code"],
 )
 def test_answers_that_mean_nothing(connect: Connect, answer: bytes, kind: type, outcome: str) -> None:
-    with saying(answer) as url:
+    with server_sending(answer) as url:
         with pytest.raises(kind) as caught:
             connect(url, retries=ONCE).write("t", 1)
         assert caught.value.outcome == outcome

@@ -1,6 +1,6 @@
-"""Tails and watches, with both kinds of client: everything once and in order, over broken connections and restarts.
+"""Tails and watches, with both kinds of client: every record once and in order, over broken connections and restarts.
 
-Method: connections are cut by a proxy, servers are stopped and killed. Nothing is waited for by the clock.
+Method: a proxy cuts connections; servers are stopped and killed. No test depends on timing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rows(topic: str, first: int, *data: Any) -> list[Any]:
 
 
 def until(items: Any, kind: type) -> list[Any]:
-    """Events up to the first of this kind, which is the last."""
+    """Events up to and including the first of this kind."""
     found = []
     for event in items:
         found.append(event)
@@ -130,7 +130,9 @@ def test_a_stream_that_is_forgotten_is_closed(client: Any, topic: str) -> None:
 def test_what_was_lost_is_raised_or_told_and_following_goes_on(client: Any, topic: str) -> None:
     client.create_topic(topic, cap_records=2)
     client.write_many(topic, [1, 2, 3, 4])
-    with client.tail(topic, start="earliest") as tail:  # begins with what there is: nothing is missing
+    with client.tail(
+        topic, start="earliest"
+    ) as tail:  # from the earliest record there is: nothing is missing
         assert take(tail, 2) == rows(topic, 3, 3, 4)
     with client.tail(topic, start=0) as tail:
         with pytest.raises(RecordsLost) as caught:
@@ -186,7 +188,7 @@ def test_an_answer_that_was_lost_on_the_way_to_a_stream(
     proxy: CuttingProxy, connect: Connect, client: Any, topic: str
 ) -> None:
     client.write_many(topic, [1, 2, 3])
-    proxy.lose_answers(2)  # that of the POST, and the first one of the stream
+    proxy.lose_answers(2)  # of the POST, and of the first GET of the stream
     with connect(proxy.url).tail(topic, start="earliest") as tail:
         assert take(tail, 3) == rows(topic, 1, 1, 2, 3)
 
@@ -197,7 +199,7 @@ def test_the_first_events_of_a_stream_are_lost_on_the_way(
     client.create_topic(topic)
     proxy.swallow(b"retry:", b'"on its way"')
     with connect(proxy.url).tail(topic) as tail:
-        client.write(topic, "on its way")  # the server has sent it, and we have not even an id
+        client.write(topic, "on its way")  # the server has sent it, but the client has no id yet
         assert take(tail, 1) == rows(topic, 1, "on its way")
 
 

@@ -1,4 +1,4 @@
-"""Producers of both kinds: batches, order, once each, and what is told when something cannot be written."""
+"""Producers of both kinds: batching, order, exactly-once, and errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_sent_is_written_in_order_and_receipts_have_the_seqs(client: Any
 def test_a_batch_goes_when_it_is_full_or_old_enough(client: Any, topic: str) -> None:
     with client.producer(topic, linger_ms=3_600_000, max_batch_bytes=200) as producer:
         receipts = [producer.send("x" * 50) for _ in range(4)]
-        assert receipts[0].result(60) == 1  # full; nobody has flushed
+        assert receipts[0].result(60) == 1  # the batch is full, so it is sent without flush()
         assert not receipts[-1].done()
         producer.flush()
     with client.producer(topic, linger_ms=1) as producer:
@@ -70,7 +70,7 @@ def test_a_bad_record_fails_alone(client: Any, topic: str) -> None:
     with pytest.raises(errors.RecordTooLarge):
         receipts[5].result()
     assert [receipts[i].result() for i in (4, 6, 15)] == [5, 6, 15]
-    producer.flush()  # it was told
+    producer.flush()  # the error has been reported
     with pytest.raises(TypeError):
         producer.send(object())
     producer.close()
@@ -110,7 +110,7 @@ def test_lost_answers_duplicate_nothing(
 
 
 def test_a_full_buffer_makes_senders_wait_or_fail(connect: Connect, topic: str) -> None:
-    client = connect("http://127.0.0.1:1")  # nobody is there
+    client = connect("http://127.0.0.1:1")  # where no server listens
     options = {"max_batch_bytes": 100, "max_buffer_bytes": 100, "linger_ms": 0, "deliver_for_s": 0.3}
     producer = client.producer(topic, **(options | {"deliver_for_s": 2.0}), send_timeout_s=0.05)
     first = producer.send("x" * 80)
@@ -121,7 +121,7 @@ def test_a_full_buffer_makes_senders_wait_or_fail(connect: Connect, topic: str) 
     with pytest.raises(errors.ProducerFailed):
         producer.close()
     patient = client.producer(topic, **options)
-    for _ in range(3):  # each waits for the one before to be given up
+    for _ in range(3):  # each waits until the one before has failed
         patient.send("x" * 80)
     with pytest.raises(errors.ProducerFailed) as caught:
         patient.flush()

@@ -42,10 +42,10 @@ def test_claim_ack_nack_extend(client: Any, jobs: str) -> None:
     assert client.nack(second, kind="release").done == 1
     (again,) = client.claim(jobs).jobs
     assert (again.seq, again.deliveries) == (2, 1)
-    assert client.ack(second).skipped == [2]  # that lease is over
+    assert client.ack(second).skipped == [2]  # that lease has ended
     assert client.nack(again, kind="dead", reason="no use").done == 1
-    with client.tail(f"{jobs}.*", start="earliest") as letters:  # it is on its way
-        assert next(letters).meta["$dead_letter_reason"] == "no use"
+    with client.tail(f"{jobs}.*", start="earliest") as dead_letters:  # it arrives a moment later
+        assert next(dead_letters).meta["$dead_letter_reason"] == "no use"
     client.nack(client.claim(jobs), delay_ms=3_600_000)
     assert client.claim(jobs, wait_ms=1).jobs == []
 
@@ -90,7 +90,7 @@ def test_a_stream_of_jobs_comes_back_and_their_end_is_told(
     with connect(proxy.url).work(jobs) as work:
         assert next(work).seq == 1
         proxy.cut()
-        job = next(work)  # handed out again, since the stream had it
+        job = next(work)  # delivered again, because the stream had it
         assert (job.seq, job.deliveries) == (1, 2)
         client.delete_topic(jobs)
         with pytest.raises(errors.TopicNotFound):

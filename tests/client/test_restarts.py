@@ -1,7 +1,7 @@
-"""Everything at once, with both kinds of client, while the server is stopped, started, killed and started again.
+"""Tails, producers, workers and streams of both clients, while the server is stopped, started, killed and started again.
 
-Method: all that lasts (tails, producers, workers, streams) begins before and is looked at after; a server starts slowly,
-so one story tells it all. What was acknowledged is there, once and in order; nobody had to be told to come back.
+Method: all of them begin before and are checked afterwards, in one test because a server starts slowly. Every acknowledged record is
+there, once and in order, and all of them reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from tests.client.twins import Loop, make
+from tests.client.both_clients import Loop, make
 from topics.client import Retries
 from topics.testing import TestServer
 
@@ -19,7 +19,7 @@ KINDS = ("threads", "asyncio")
 
 
 class Follower:
-    """Reads a tail until so many topics have said that this was the last record."""
+    """Reads a tail until it has seen the last record of this many topics."""
 
     def __init__(self, tail: Any, topics: int) -> None:
         self.found: list[tuple[str, int, Any]] = []
@@ -63,7 +63,7 @@ class Sender:
 
 
 class Workers:
-    """Does jobs, and notes which."""
+    """Processes jobs and records which."""
 
     def __init__(self, client: Any, queue: str) -> None:
         self.done: list[Any] = []
@@ -84,10 +84,11 @@ class Workers:
         assert wanted <= set(self.done)
 
 
-def test_a_life_with_restarts(mortal: TestServer, loop: Loop) -> None:
+def test_a_life_with_restarts(restartable_server: TestServer, loop: Loop) -> None:
     with ExitStack() as stack:
         clients: dict[str, Any] = {
-            kind: stack.enter_context(make(kind, loop, mortal.url, token="root")) for kind in KINDS
+            kind: stack.enter_context(make(kind, loop, restartable_server.url, token="root"))
+            for kind in KINDS
         }
         for kind, client in clients.items():
             client.create_topic(f"log.{kind}", durability="fsync")
@@ -105,16 +106,18 @@ def test_a_life_with_restarts(mortal: TestServer, loop: Loop) -> None:
             for kind, client in clients.items()
         }
         stop: Callable[[], Any]
-        for number, stop in enumerate((mortal.stop, mortal.kill)):
+        for number, stop in enumerate((restartable_server.stop, restartable_server.kill)):
             for kind, client in clients.items():
                 client.write_many(f"jobs-{kind}", [f"{number}-{i}" for i in range(5)])
             stop()
-            calls = {kind: Calling(client, f"events-{kind}", number) for kind, client in clients.items()}
-            mortal.start()
+            calls = {
+                kind: BackgroundWrite(client, f"events-{kind}", number) for kind, client in clients.items()
+            }
+            restartable_server.start()
             for kind, client in clients.items():
-                assert calls[kind].wait() == number + 1  # written once, with nobody there at first
+                assert calls[kind].wait() == number + 1  # written once, though the server was down at first
                 job = next(streams[kind])
-                while job.data != number:  # what was not acked comes again
+                while job.data != number:  # unacked jobs are delivered again
                     job = next(streams[kind])
                 assert client.ack(job).done == 1
 
@@ -129,15 +132,15 @@ def test_a_life_with_restarts(mortal: TestServer, loop: Loop) -> None:
             for other in KINDS:
                 seqs = [seq for topic, seq, _ in found if topic == f"log.{other}"]
                 assert seqs == list(range(1, len(senders[other].receipts) + 2))
-            # A job that was acked before the tail was back is deleted, and nobody hears of that.
+            # A job that was acked before the tail reconnected is deleted, so the tail does not see it.
             jobs = [data for topic, _, data in found if topic == f"jobs-{kind}"]
             written = [*(f"{number}-{i}" for number in range(2) for i in range(5)), "end"]
             assert jobs == [job for job in written if job in jobs]
             assert jobs[-1] == "end"
 
 
-class Calling:
-    """A write while nobody is there."""
+class BackgroundWrite:
+    """A write that starts while the server is down."""
 
     def __init__(self, client: Any, topic: str, data: Any) -> None:
         self._seq = 0

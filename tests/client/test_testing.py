@@ -1,4 +1,4 @@
-"""The server and the fixtures that users have for tests of their own."""
+"""topics.testing: the server and the fixtures for users' own tests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_two(topics_client, topics_server):
 def test_users_have_fixtures(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_mine.py").write_text(TESTS)
-    (tmp_path / "workers").mkdir()  # is not what is started
+    (tmp_path / "workers").mkdir()  # must not hide the installed package
     (tmp_path / "workers" / "__main__.py").write_text("raise SystemExit(9)")
     done = subprocess.run(
         [
@@ -62,7 +62,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         pytest.raises(RuntimeError, match="unknown scope"),
         running_server(tmp_path, environment={"TOPICS_API_KEYS": "secret:nonsense"}),
     ):
-        raise AssertionError("it has started")
+        raise AssertionError("the server has started")
 
 
 def test_closing_a_client_wakes_whoever_reads(server: TestServer, connect: Any, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""Batches of producers, with both kinds of client: once and whole, whatever is repeated, lost or cut."""
+"""Atomic batches of producers, with both kinds of client: written once and completely, despite retries, lost answers and cut connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_batch_is_written_once(client: Any, topic: str) -> None:
     assert (first.state, first.first_seq, first.last_seq, first.count) == ("committed", 1, 3, 3)
 
     def never() -> Iterator[int]:
-        raise AssertionError("a batch that is there is not made again")
+        raise AssertionError("a batch that exists must not be produced again")
         yield
 
     again = client.write_batch(topic, "job", 1, never())

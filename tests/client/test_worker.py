@@ -1,4 +1,4 @@
-"""Workers of both kinds: jobs done, failed, given up; leases kept while a handler runs; what a stop does."""
+"""Workers of both kinds: jobs that succeed, fail or are given up; leases are extended while a handler runs; graceful stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SOON = Retries(first_s=0.01, most_s=0.02)
 
 @contextmanager
 def working(client: Any, topic: str, handler: Callable[[Any], Any], **options: Any) -> Iterator[Any]:
-    """A worker that runs in a thread, and is stopped."""
+    """A worker that runs in a thread and is stopped at the end."""
     options = {"poll_ms": 200, "backoff": SOON, **options}
     worker = client.worker(topic, handler, **options)
     thread = threading.Thread(target=worker.run)
@@ -80,8 +80,8 @@ def test_jobs_are_done_failed_and_given_up(client: Any, jobs: str) -> None:
         ("later", 1),
         ("later", 2),
     ]
-    with client.tail(f"{jobs}.*", start="earliest") as letters:
-        assert next(letters).meta["$dead_letter_reason"] == "no use"
+    with client.tail(f"{jobs}.*", start="earliest") as dead_letters:
+        assert next(dead_letters).meta["$dead_letter_reason"] == "no use"
 
 
 def test_many_at_a_time_but_no_more_than_was_said(client: Any, jobs: str) -> None:
@@ -95,7 +95,7 @@ def test_many_at_a_time_but_no_more_than_was_said(client: Any, jobs: str) -> Non
         with lock:
             together += 1
             most = max(most, together)
-        meet.wait(60)  # three of them have to be here at once
+        meet.wait(60)  # until three of them run at once
         with lock:
             together -= 1
 
@@ -110,7 +110,7 @@ def test_leases_are_kept_while_a_handler_runs(client: Any, jobs: str) -> None:
 
     def handler(job: Any) -> None:
         seen.append(job.deliveries)
-        # Longer than the lease: without extensions somebody else would have it by now.
+        # Longer than the lease: without extensions it would expire, and the job would be delivered again.
         wait(lambda: time.time() * 1000 > job.deadline + 300)
 
     with working(client, jobs, handler, lease_ms=5000, concurrency=2) as worker:
@@ -126,11 +126,11 @@ def test_a_lease_that_was_lost_is_not_settled(client: Any, jobs: str) -> None:
     def handler(job: Any) -> None:
         seen.append(job.deliveries)
         if job.deliveries == 1:
-            client.nack(job)  # behind its back
+            client.nack(job)  # without the worker's knowledge
             assert release.wait(60)
 
     with working(client, jobs, handler, lease_ms=1500, concurrency=2) as worker:
-        wait(lambda: worker.stats.done == 1)  # by the second delivery
+        wait(lambda: worker.stats.done == 1)  # from the second delivery
         wait(lambda: worker.stats.lost == 1)
         release.set()
     assert (seen, worker.stats.done, worker.stats.lost) == ([1, 2], 1, 1)
@@ -200,10 +200,10 @@ def test_a_stop_returns_what_takes_too_long(client: Any, jobs: str) -> None:
 
     with working(client, jobs, handler, grace_s=0.05) as worker:
         assert begun.wait(60)
-        threading.Timer(0.3, end.set).start()  # the loop of the asynchronous one ends when its threads do
+        threading.Timer(0.3, end.set).start()  # the loop of the async client ends only when its threads do
     assert (worker.stats.released, worker.stats.done) == (1, 0)
     (job,) = client.claim(jobs)
-    assert job.deliveries == 1  # as if it had never been handed out
+    assert job.deliveries == 1  # returned as if it had never been delivered
     end.set()
 
 
@@ -246,7 +246,7 @@ print("stopped", stats.done, stats.lost, flush=True)
 
 @contextmanager
 def working_program(server: TestServer, jobs: str, kind: str) -> Iterator[subprocess.Popen[str]]:
-    """With two jobs in hand."""
+    """A worker process with two running jobs."""
     environment = {**os.environ, "TOPICS_URL": server.url, "TOPICS_TOKEN": "root", "PYTHONPATH": str(ROOT)}
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, kind, jobs],
@@ -275,7 +275,7 @@ def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs:
 
 
 class StoppingQueue(queue.SimpleQueue[None]):
-    """News of a worker with all hands busy: it is told to stop just before it has read them."""
+    """The wake-ups of a worker whose handlers are all busy: it is told to stop just before it reads them."""
 
     worker: Any
     begun: threading.Event
@@ -303,7 +303,7 @@ def test_a_stop_is_not_lost_among_other_wakeups(client: Any, jobs: str) -> None:
     thread.start()
     try:
         thread.join(120)
-        assert not thread.is_alive(), "it waits for the handler, and the handler for nobody"
+        assert not thread.is_alive(), "the worker waits for the handler, which never ends"
     finally:
         end.set()
         thread.join()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.crash.campaign import Campaign, start_campaign
-from tests.integration.conftest import lasting_server, shared_server, start_server, topic
+from tests.integration.conftest import session_server, shared_server, start_server, topic
 from tests.support.power_cut import Machine
 
-__all__ = ["campaign", "lasting_server", "shared_server", "start_server", "topic"]
+__all__ = ["campaign", "session_server", "shared_server", "start_server", "topic"]
 
 
 @pytest.fixture

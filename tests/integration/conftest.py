@@ -14,17 +14,17 @@ from tests.support.server import Server, running, until
 
 
 @pytest.fixture(scope="session")
-def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {"TOPICS_VERIFY": "1", "TOPICS_TEST_MIN_HEARTBEAT_MS": "20"}
     with running(tmp_path_factory.mktemp("server"), environment=environment) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def shared_server(lasting_server: Server) -> Iterator[Server]:
+def shared_server(session_server: Server) -> Iterator[Server]:
     """One server for all tests of a worker that only use topics of their own."""
-    yield lasting_server
-    drop_all(lasting_server)
+    yield session_server
+    drop_all(session_server)
 
 
 def drop_all(server: Server) -> None:

@@ -1,11 +1,11 @@
-"""What one client can do to others with little: each attack runs in a process of its own while a bystander writes to another
-topic of the same shard.
+"""Attacks by which one cheap client could slow down all others. Each runs in its own process while a bystander, an ordinary
+client, writes to another topic of the same shard.
 
-    none         no attack: what the machine itself makes a bystander wait
+        none         no attack: how long a bystander waits on this machine
     records      64 MiB of empty records, 65 KB as gzip
     stage        the same as a chunk of a transaction
-    hidden       the same behind 2 MiB of another field
-    tokens       64 MiB of tiny JSON values in as many records as a write may have, as gzip: all of it is legal
+        hidden       the same after 2 MiB of another field
+        tokens       64 MiB of tiny JSON values in as many records as a write may have, as gzip: all of it is valid
     staged       the same as a chunk of a transaction
     giant        one record of 60 MiB of tiny JSON values, as gzip
     lines        64 MiB of tiny JSON values as NDJSON, as gzip
@@ -13,10 +13,10 @@ topic of the same shard.
     pages        the largest page of a topic, 64 requests at once on each connection
     publish      the largest messages over WebSockets
     bombs        gzip that unpacks to more than a body may have, 40 at once
-    handshakes   WebSockets, one after the other, by 16 clients
+        handshakes   WebSocket handshakes, one after the other, by 16 clients
     tags         reads and deletes by patterns that match none of 300 000 tags, by four clients
-    watches      sessions of 256 long patterns, by one key that may only read, until it is refused; from then on it opens
-                 and leaves those that it has
+        watches      sessions of 256 long patterns, by one key that may only read, until it is refused; then it opens
+                     and closes those that it has
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ Address = tuple[str, int]
 class Report:
     """Times in ms."""
 
-    answers: dict[str, int] = field(default_factory=dict)  # to the attackers, by status
+    answers: dict[str, int] = field(default_factory=dict)  # that the attackers got, by status
     writes: int = 0  # of the bystander
-    refused: int = 0  # of these, with 429
+    refused: int = 0  # of these, answered with 429
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     max_ms: float = 0.0
@@ -142,7 +142,7 @@ def _publish(address: Address, until: float) -> Counter[str]:
     payload = b'{"op":"publish","topic":"attacked","records":[%b]}' % rows_of(
         _tokens(1000), MESSAGE_MAX // 1024
     )
-    mask = bytes(4)  # leaves the payload as it is
+    mask = bytes(4)  # does not change the payload
     while time.monotonic() < until:
         with socket.create_connection(address, timeout=120) as connection:
             connection.sendall(_HANDSHAKE)
@@ -165,7 +165,7 @@ _HANDSHAKE = (
 def _shake_hands(address: Address, until: float) -> Counter[str]:
     answers: Counter[str] = Counter()
     while time.monotonic() < until:
-        # Many at once, and none waits for another's answer.
+        # Many at once, without waiting for answers.
         opened = [socket.create_connection(address, timeout=120) for _ in range(100)]
         for each in opened:
             each.sendall(_HANDSHAKE)
@@ -176,7 +176,7 @@ def _shake_hands(address: Address, until: float) -> Counter[str]:
 
 
 def load_tags(server: Server, topic: str, count: int) -> None:
-    """So many records, each with a tag of its own; half of the tags begin with `a`, half with `b`."""
+    """Write `count` records, each with its own tag; half of the tags begin with `a`, half with `b`."""
     for first in range(0, count, BATCH):
         numbers = range(first, min(first + BATCH, count))
         records = [{"data": 0, "tag": f"{'ab'[i % 2]}.{i % 97}.{i}"} for i in numbers]
@@ -273,7 +273,7 @@ def _child(pipe: multiprocessing.connection.Connection, name: str, address: Addr
 
 
 def attack(server: Server, name: str, seconds: float, *, tags: int = 300_000) -> Report:
-    """Against a server that runs."""
+    """Run one attack and its bystander against a running server."""
     report = Report()
     if name == "tags":
         load_tags(server, TAGGED, tags)

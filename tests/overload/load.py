@@ -1,8 +1,8 @@
-"""An open loop: requests that are sent when they are due, whether or not earlier ones are answered.
+"""An open-loop load: requests are sent when they are due, whether or not earlier ones are answered.
 
-One process, many connections, up to PIPELINED requests of each without an answer. What is due while all connections are full
-counts as offered, and is not sent: that is what a server does that stops reading. The answers of a connection come in the order
-of its requests, so that the k-th status belongs to the k-th record, whose data is [connection, k].
+One process, many connections, each with up to PIPELINED unanswered requests. A request that is due while all connections are full
+counts as offered, but is not sent: the server has stopped reading. The answers of a connection come in the order
+of its requests, so the k-th status belongs to the k-th record, whose data is [connection, k].
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Result:
     offered: int = 0
     sent: int = 0
     statuses: dict[int, int] = field(default_factory=dict)
-    acked: list[list[int]] = field(default_factory=list)  # by connection: numbers of the records
+    acked: list[list[int]] = field(default_factory=list)  # by connection: the numbers of its records
 
     @property
     def acks(self) -> int:
@@ -88,7 +88,7 @@ class Client:
 
 
 def run(address: tuple[str, int], connections: int, rate: float, seconds: float) -> Result:
-    """`rate`: requests a second; 0: as many as there are answers, one for each connection."""
+    """`rate`: requests per second; 0: a closed loop, one request per connection at a time."""
     result = Result()
     clients = [Client(i, address) for i in range(connections)]
     poll = select.epoll()
@@ -132,8 +132,8 @@ def _child(pipe: Connection, address: tuple[str, int], connections: int, rate: f
     pipe.send(run(address, connections, rate, seconds))
 
 
-class Apart:
-    """A load in a process of its own."""
+class LoadProcess:
+    """A load in its own process."""
 
     def __init__(self, address: tuple[str, int], *, connections: int, rate: float, seconds: float) -> None:
         context = multiprocessing.get_context("spawn")

@@ -1,12 +1,12 @@
-"""Ten times what a server sustains, on a disk whose syncs take 5 ms longer: what becomes of memory, of what was acked, of
-topics of high priority, and how soon it is over. The long form is scripts/overload; the test run has a short one.
+"""An overload of ten times what a server sustains, on a disk whose syncs take 5 ms longer: memory, acked records, latency of
+high priority, and time to recover. scripts/overload runs this; the test run has a short form.
 
     idle        a probe writes to a topic of priority 1000 and watches it
-    sustained   a closed loop of 64 connections: what the server can do
-    overload    an open loop of ten times that, for as long as asked for, beside the probe
-    after       the probe alone, until it is as quick as before and the pressure is gone
+        sustained   a closed loop of 64 connections: the server's capacity
+        overload    an open loop of ten times that, for the given time, beside the probe
+        after       the probe alone, until it is as fast as before and the pressure is back to normal
 
-With --attack, one of `tests/overload/attacks.py` in place of it: how long a bystander waits, and the most memory of each process.
+With --attack, one of `tests/overload/attacks.py` instead: how long a bystander waits, and the peak memory of each process.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests.overload import attacks
-from tests.overload.load import TOPICS, Apart, Result, topic_of
+from tests.overload.load import TOPICS, LoadProcess, Result, topic_of
 from tests.support.server import Server, until
 from tests.support.sse_client import open_stream, watch
 
 HIGH = "high"
-LAST = -1  # what the probe writes to end its watcher
+LAST = -1  # the last record of the probe, which ends its watcher
 PROBE_EVERY_S = 0.02
 CLOSED_CONNECTIONS = 64
 TIMES = 10
@@ -35,14 +35,14 @@ MIB = 1 << 20
 
 
 class Probe(threading.Thread):
-    """Writes to the high topic now and then, and watches it. Times in ms."""
+    """Writes to the topic of high priority at intervals, and watches it. Times in ms."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
         self._server = server
         self._ending = threading.Event()
         self.sent: dict[int, float] = {}
-        self.seen: dict[int, tuple[float, int]] = {}  # number → when, and the record's time
+        self.seen: dict[int, tuple[float, int]] = {}  # number → time of arrival, and the record's time
         self.refused = 0
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
@@ -72,7 +72,7 @@ class Probe(threading.Thread):
         self._watcher.join()
 
     def deliveries_ms(self, since: float, until: float) -> list[float]:
-        """From a record's time to when it was seen, of those sent in a stretch of time."""
+        """From a record's time to its arrival, for records sent in this interval."""
         numbers = [number for number, at in list(self.sent.items()) if since <= at < until]
         return [max(self.seen[n][0] - self.seen[n][1], 0.0) for n in numbers if n in self.seen]
 
@@ -82,14 +82,14 @@ class Probe(threading.Thread):
 
 @dataclass
 class Report:
-    sustained: float = 0.0  # acked writes a second
+    sustained: float = 0.0  # acked writes per second
     offered: float = 0.0
     taken: float = 0.0
     statuses: dict[int, int] = field(default_factory=dict)
     idle_p99_ms: float = 0.0
     overload_p99_ms: float = 0.0
     overload_p50_ms: float = 0.0
-    grown_mib: dict[str, int] = field(default_factory=dict)  # the most during the second half over the first
+    grown_mib: dict[str, int] = field(default_factory=dict)  # peak of the second half minus peak of the first
     pressure_max: float = 0.0
     lost: int = 0
     records: int = 0
@@ -115,7 +115,7 @@ def pressure_of(server: Server) -> float:
 
 
 def lost_records(server: Server, results: list[Result]) -> tuple[int, int]:
-    """How many acked records are not there, of how many that are; each load has its connections for itself."""
+    """The number of acked records that are missing, and of those that are there; no two loads share a connection number."""
     wanted: dict[str, set[tuple[int, int, int]]] = {f"bulk-{i}": set() for i in range(TOPICS)}
     for number, result in enumerate(results):
         for connection, acked in enumerate(result.acked):
@@ -143,7 +143,7 @@ def lost_records(server: Server, results: list[Result]) -> tuple[int, int]:
 def overload(
     server: Server, *, seconds: float, connections: int, calm_s: float = 4.0, slack_ms: float = 2.0
 ) -> Report:
-    """Against a server that runs. It has recovered when it is as quick as before, but for the slack."""
+    """Run all phases against a running server. It has recovered when the probe is as fast as before, within a tolerance."""
     report = Report()
     address = (server.host, server.port)
     server.put(f"/v0/topics/{HIGH}", {"priority": 1000, "durability": "fsync"})
@@ -155,10 +155,10 @@ def overload(
     began = time.time() * 1000
     time.sleep(calm_s)
     report.idle_p99_ms = p99(probe.deliveries_ms(began, time.time() * 1000))
-    closed = Apart(address, connections=CLOSED_CONNECTIONS, rate=0, seconds=calm_s).result()
+    closed = LoadProcess(address, connections=CLOSED_CONNECTIONS, rate=0, seconds=calm_s).result()
     report.sustained = closed.acks / calm_s
     began = time.time() * 1000
-    load = Apart(address, connections=connections, rate=TIMES * report.sustained, seconds=seconds)
+    load = LoadProcess(address, connections=connections, rate=TIMES * report.sustained, seconds=seconds)
     pids = server.children()
     first: dict[str, int] = {}
     most: dict[str, int] = {}
@@ -188,7 +188,7 @@ def overload(
 
 
 def recovery_s(server: Server, probe: Probe, quick_ms: float) -> float:
-    """Until half a second of probes in a row is as quick as this, less that half second."""
+    """Time until all probes of half a second are this fast, without that half second."""
     began = time.monotonic()
     while time.monotonic() < began + 60:
         since = time.time() * 1000
@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--connections", type=int, default=2000)
     parser.add_argument(
-        "--attack", action="append", choices=attacks.NAMES, help="in place of the load; may be repeated"
+        "--attack", action="append", choices=attacks.NAMES, help="instead of the load; may be repeated"
     )
     arguments = parser.parse_args()
     for name in arguments.attack or ():

@@ -1,8 +1,8 @@
-"""Goal: a command with much work does not keep the other topics of its shard waiting.
+"""Goal: a long-running command does not block the other topics of its shard.
 
 Method: a server with one shard and a topic of many tags. Each attack of the table is one request that takes long; meanwhile a
-bystander writes to another topic, one write after the other. Were the work done at once, hardly one write would be answered before all of
-it is done: so the writes are counted. With `--long` the longest write is also compared with the attack, which needs a machine that does nothing else.
+bystander writes to another topic, one write after the other. If a command ran in one piece, hardly any write would be answered before its
+end, so the writes are counted. With `--long` the longest write is also compared with the attack's duration, which needs an idle machine.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tests.support.length import is_long, pick
 from tests.support.server import Reply, Server, let_in
 
 TAGS = pick(short=200_000, long=1_000_000)
-BRIEF_S = 0.5  # an attack that is over by then needs no bystander
-WRITES_MIN = 5  # that are answered during an attack
-SHARE = 0.5  # of the attack, that one write may take
+BRIEF_S = 0.5  # no writes are required during a shorter attack
+WRITES_MIN = 5  # that must be answered during an attack
+SHARE = 0.5  # of the attack's duration: the maximum of one write
 
 
 @dataclass
@@ -34,10 +34,10 @@ def consumer(name: str, verb: str = "") -> str:
     return f"/v0/topics/{TAGGED}/consumers/{name}{verb}"
 
 
-# Patterns of as many shapes as there are: each of a million tags is compared with all of them.
+# Patterns of all shapes: each of a million tags is compared with all of them.
 SHAPES = ["*." * i + "x" for i in range(1, 33)]
 
-# One after the other: what deletes comes last. By interest the records go that only the consumer of before has kept.
+# In this order: what deletes comes last. Retention by interest deletes the records that only the previous consumer has kept.
 ATTACKS = [
     Attack("filter", lambda server: server.put(consumer("c"), {"filter": ["*.*.*"], "deliver": "all"})),
     Attack("filters", lambda server: server.put(consumer("d"), {"filter": SHAPES, "deliver": "all"})),
@@ -60,7 +60,7 @@ ATTACKS = [
 
 
 def watched(server: Server, send: Callable[[Server], Reply]) -> tuple[Reply, float, list[float]]:
-    """The answer to an attack, how long it took, and how long each write of the bystander took meanwhile."""
+    """The answer to an attack, its duration, and the duration of each write of the bystander."""
     replies: list[Reply] = []
     took_s: list[float] = []
     attacker = threading.Thread(target=lambda: replies.append(send(server)))
@@ -76,8 +76,8 @@ def watched(server: Server, send: Callable[[Server], Reply]) -> tuple[Reply, flo
 
 @fault(
     "request",
-    "one request with much work: reads, deletes and filters of consumers over a million tags",
-    "it is done in slices; the other topics of the shard are served meanwhile",
+    "one request with long work: reads, deletes and filters of consumers over a million tags",
+    "the work is done in slices; the other topics of the shard are served meanwhile",
 )
 def test_a_bystander_goes_on(tmp_path: Path) -> None:
     server = Server(tmp_path, shards=1).start()
@@ -85,7 +85,7 @@ def test_a_bystander_goes_on(tmp_path: Path) -> None:
         load_tags(server, TAGGED, TAGS)
         for attack in ATTACKS:
             reply, attack_s, took_s = watched(server, attack.send)
-            # A slow machine may not delete a million within the 30 s that a request has.
+            # A slow machine may not delete a million records within a request's 30 s.
             is_late = b'"outcome":"unknown"' in reply.body
             assert reply.status in (200, 201) or is_late, (attack.name, reply.body)
             longest = max(took_s, default=0.0)

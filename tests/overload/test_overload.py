@@ -1,7 +1,7 @@
-"""Goal: a server that is offered ten times what it can do, on a slow disk, loses nothing that it acked, does not grow, refuses in
-the contract's words if at all, and is itself again afterwards.
+"""Goal: a server under ten times its sustainable load on a slow disk loses no acked record, uses bounded memory, refuses only
+with documented errors, and recovers afterwards.
 
-Method: the short form of scripts/overload, whose long one also looks at how quick things are.
+Method: the short form of scripts/overload, without its comparison of latencies.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.overload.run import overload, start
 from tests.support.faults import fault
 
 GROWN_MIB_MAX = 64
-PEAK_MIB_MAX = 600  # of any process; a flood of records took 1650 of the shard
+PEAK_MIB_MAX = 600  # of any process; one flood of records once took 1650 MiB of the shard
 
 
 @fault(
     "disk",
     "slow syncs, and ten times the load",
-    "memory stays flat, nothing acked is lost, it recovers by itself",
+    "memory stays bounded, no acked record is lost, the server recovers by itself",
 )
 def test_ten_times_what_it_sustains(tmp_path: Path) -> None:
     server = start(tmp_path)
@@ -40,8 +40,8 @@ def test_ten_times_what_it_sustains(tmp_path: Path) -> None:
 
 @fault(
     "request",
-    "small requests that are costly to read: floods of records and values, gzip bombs, WebSocket handshakes, patterns over many tags, watches of long patterns",
-    "a bystander is served all the time, and no process takes much memory",
+    "small requests with high costs: compressed floods of records and values, gzip bombs, WebSocket handshakes, patterns over many tags, watches of long patterns",
+    "a bystander is served all the time, and memory stays bounded",
 )
 def test_a_bystander_of_attacks(tmp_path: Path) -> None:
     server = attacks.start(tmp_path)

@@ -1,10 +1,10 @@
-"""Memory far below data: `scripts/soak memory records` and `scripts/soak memory topics`. Small forms: tests/integration/test_memory.py.
+"""Much more data than memory: `scripts/soak memory records` and `scripts/soak memory topics`. Short forms: tests/integration/test_memory.py.
 
-`records`: one topic of records of 1 KiB, more of them than fit in memory. The head and history are served, what processes hold stays
-within the bound of docs/storage.md, and a start reads no records: indexes alone, and those when somebody asks for the topic.
-`topics`: many topics with 10 records each. What each of them costs while nobody uses it, and how long a start takes.
+`records`: one topic of records of 1 KiB that do not fit in memory. Head and history are readable, the memory of the processes stays
+within the bound of docs/storage.md, and a start reads no records: only indexes, and these when the topic is first used.
+`topics`: many topics with 10 records each. Measures the memory of an idle topic, and the time of a start.
 
-Processes are real, and what they hold and read is what the kernel counts for them.
+Processes are real; memory and reads are the kernel's figures.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ WRITERS = 16
 STOP_S = 600.0
 PROCESS_BYTES = (
     96 * MIB
-)  # of a Python process with the server's code, and of what it works with: pages, batches, copies
-ROW_BYTES = 32 * 1.5  # a row of the index, and the room that a growing one has to spare
+)  # a Python process with the server's code, and its working memory: pages, batches, copies
+ROW_BYTES = 32 * 1.5  # a row of the index, with the spare capacity of a growing one
 WAITING_BYTES = 32 * MIB  # reads that wait for cold blocks
-START_READ_BYTES = 24 * MIB  # of what is no data: code
+START_READ_BYTES = 24 * MIB  # of code
 PAD = "x" * 980
 
 
 class Client:
-    """One connection that is kept."""
+    """One persistent connection."""
 
     def __init__(self, server: Server) -> None:
         self._connection = http.client.HTTPConnection(server.host, server.port, timeout=300)
@@ -54,11 +54,11 @@ class Client:
         return content
 
 
-# ---- what the kernel counts
+# ---- the kernel's figures
 
 
 def processes(server: Server) -> dict[str, int]:
-    """The server's processes by their names."""
+    """The server's processes by name."""
     assert server.process is not None
     supervisor = server.process.pid
     found = {"supervisor": supervisor}
@@ -68,7 +68,7 @@ def processes(server: Server) -> dict[str, int]:
 
 
 def resident(pid: int) -> int:
-    """What a process holds for itself: pages of files that it has mapped are not counted."""
+    """Resident memory of a process without mapped files."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(text.split("RssAnon:")[1].split()[0]) * 1024
 
@@ -92,22 +92,20 @@ def size_of(server: Server, *patterns: str) -> int:
 class RecordsReport:
     records: int
     data_bytes: int
-    peak_bytes: int  # that the shard held, at most, while it was filled and read
+    peak_bytes: int  # of the shard, while it was filled and read
     bound_bytes: int
     start_s: float
     start_read_bytes: int  # until it was ready
     touch_read_bytes: int  # and until the topic had answered
     index_bytes: int  # .idx, .dict, .sum, .del, snapshots and log: all that a start may read
-    history_ms: float  # median of a page anywhere
+    history_ms: float  # median of a page at a random place
 
     def problems(self) -> list[str]:
         found = []
         if self.peak_bytes > self.bound_bytes:
-            found.append(f"the shard held {self.peak_bytes} bytes, more than {self.bound_bytes}")
+            found.append(f"the shard used {self.peak_bytes} bytes, more than {self.bound_bytes}")
         if self.touch_read_bytes > self.index_bytes + START_READ_BYTES:
-            found.append(
-                f"a start has read {self.touch_read_bytes} bytes; all indexes have {self.index_bytes}"
-            )
+            found.append(f"a start read {self.touch_read_bytes} bytes; all indexes have {self.index_bytes}")
         return found
 
 
@@ -141,13 +139,13 @@ def many_records(folder: Path, count: int) -> RecordsReport:
 
 
 def bound_of(count: int) -> int:
-    """docs/storage.md: rows, caches, reads that wait, and what any process takes."""
+    """docs/storage.md: rows, caches, waiting reads, and the base of any process."""
     cold_cache = 32 * MIB
     return int(PROCESS_BYTES + ROW_BYTES * count + CACHE_BYTES + cold_cache + WAITING_BYTES)
 
 
 def read_somewhere(client: Client, count: int, server: Server) -> tuple[int, float]:
-    """Pages at the head and anywhere, each record as it was written; the most that was held, and the median time of a page."""
+    """Read and check pages at the head and at random places; the peak memory, and the median time of a page."""
     rng, peak, took = random.Random(count), 0, []
     for _ in range(100):
         seq = rng.choice((count - 100, rng.randrange(max(1, count - 100))))
@@ -165,11 +163,11 @@ def read_somewhere(client: Client, count: int, server: Server) -> tuple[int, flo
 @dataclass
 class TopicsReport:
     topics: int
-    bytes_by_process: dict[str, int]  # after a start, with topics that nobody has used since
+    bytes_by_process: dict[str, int]  # after a start, when no topic has been used yet
     empty_bytes: int  # of all processes of a server without topics
     stop_s: float
     start_s: float  # from the command until it is ready
-    recovery_s: float  # of that, of the slowest shard
+    recovery_s: float  # the slowest shard's part of it
 
     @property
     def total_bytes(self) -> int:
@@ -192,7 +190,9 @@ def many_topics(folder: Path, count: int, shards: int = 2) -> TopicsReport:
     server = Server(folder, environment=environment, shards=shards).start()
     try:
         empty = sum(map(resident, processes(server).values()))
-        with ThreadPoolExecutor(WRITERS) as writers:  # each new topic waits for a sync, which many share
+        with ThreadPoolExecutor(
+            WRITERS
+        ) as writers:  # each new topic waits for a sync; parallel ones share it
             list(
                 writers.map(lambda first: write_topics(server, range(first, count, WRITERS)), range(WRITERS))
             )
@@ -233,12 +233,12 @@ def main() -> int:
 def records_soak(folder: Path, count: int) -> int:
     fits = shutil.disk_usage(folder).free // 2 // (RECORD_BYTES + 128)
     if fits < count:
-        print(f"half of the free space has room for {fits} records, so there are no more than that")
+        print(f"half of the free space has room for {fits} records, so the run is limited to these")
         count = fits // BATCH * BATCH
     report = many_records(folder, count)
     print(report)
     for problem in report.problems():
-        print(f"not held: {problem}", file=sys.stderr)
+        print(f"failed: {problem}", file=sys.stderr)
     return int(bool(report.problems()))
 
 
@@ -248,7 +248,7 @@ def topics_soak(folder: Path, count: int) -> int:
     print(f"{report.total_bytes / MIB:.0f} MiB in all, {report.bytes_per_topic:.0f} bytes a topic")
     is_held = report.total_bytes <= 1 << 30
     if not is_held:
-        print("not held: more than 1 GiB", file=sys.stderr)
+        print("failed: more than 1 GiB", file=sys.stderr)
     return int(not is_held)
 
 

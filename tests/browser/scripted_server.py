@@ -1,7 +1,7 @@
-"""A server that answers as it is told, to see what a browser makes of it.
+"""A fake server with scripted answers, to observe how a browser reacts.
 
-Streams are at /NAME for any name. The first and the last request for one get a stream, the ones between what the test
-wants to know about.
+Streams are at /NAME for any name. The first and the last request for a name get a stream, those in between the answer under
+test.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def frame(number: int) -> bytes:
 
 
 @dataclass
-class StandIn:
+class ScriptedServer:
     port: int = 0
-    answers: dict[str, bytes | None] = field(default_factory=dict)  # by name; None: a reset instead of an end
-    times: int = 2  # this many requests get that answer
+    answers: dict[str, bytes | None] = field(default_factory=dict)  # by name; None: a reset
+    times: int = 2  # how many requests get that answer
     seen: dict[str, list[str]] = field(default_factory=dict)  # Last-Event-ID of each request
     closing: threading.Event = field(default_factory=threading.Event)
 
@@ -48,14 +48,14 @@ class StandIn:
             return
         handler.wfile.write(STREAM_HEAD + b"retry: %d\n\n" % RETRY_MS + frame(len(seen)))
         if len(seen) == 1:
-            # Cut off in the middle of a frame.
+            # End in the middle of a frame.
             handler.wfile.write(frame(99)[:-1])
             return
         self.closing.wait()
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[StandIn]:
-        """On the same port each time; outside of this, connections are refused."""
+    def listening(self) -> Iterator[ScriptedServer]:
+        """Listens inside the block, each time on the same port; outside of it, connections are refused."""
         self.closing.clear()
         with _Server(("127.0.0.1", self.port), _handler(self.answer)) as server:
             self.port = server.server_address[1]

@@ -1,4 +1,4 @@
-"""Both clients behind one face, so that each test is written once: the asynchronous one runs in a thread with a loop."""
+"""Both clients behind one blocking interface, so that each test is written once: the async one runs in a loop on a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Loop:
         self._thread.start()
 
     def run(self, call: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-        """Call it in the loop, and await what it returns, if that can be awaited."""
+        """Call it in the loop, and await the result if it is awaitable."""
 
         async def inside() -> Any:
             result = call()
@@ -35,7 +35,7 @@ class Loop:
 
 
 class Blocking:
-    """Something of the asynchronous client, for a thread."""
+    """An object of the async client, wrapped for blocking use."""
 
     def __init__(self, loop: Loop, inner: Any) -> None:
         self._loop, self._inner = loop, inner
@@ -56,7 +56,7 @@ class Blocking:
         return result
 
     def result(self, timeout_s: float = 60.0) -> Any:
-        """Of a receipt."""
+        """For a receipt."""
 
         async def wait() -> Any:
             return await self._inner
