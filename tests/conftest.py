@@ -1,6 +1,7 @@
-"""Of all tests: signals, and the order. Folders of long tests come first, so that no process is left with one when all others are done.
+"""Configuration of all tests: options, signals and order. Folders with long tests run first, so that no pytest
+process is left with a long test after the others have finished.
 
-Those of Spark lie at the very front: the process that gets the front of the list runs them all, and one JVM is enough.
+Spark tests come first of all: the process that gets the first tests runs all of them, so one JVM is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import length
 
 HERE = Path(__file__).parent
-SHORT = ("client", "integration", "fuzz", "unit")  # most of their tests take moments
+SHORT = ("client", "integration", "fuzz", "unit")  # most of these tests are short
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,23 +37,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     length.long = config.getoption("--long")
-    # Written back before the other processes are started, which are told all options: one seed for all of them, and for Hypothesis.
+    # Set here, before the worker processes start: they receive all options, so all of them and Hypothesis use the
+    # same seed.
     if config.option.seed is None:
         config.option.seed = secrets.randbelow(10**9) if length.long else length.SEED
     length.seed = config.option.seed
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(length.seed)
-    # How long an example takes says more of the machine than of the code.
+    # The duration of an example depends more on the machine than on the code.
     settings.register_profile(
         "a run",
         max_examples=length.pick(short=20, long=400),
         deadline=None,
-        database=None,  # what an earlier run met is not in the seed
+        database=None,  # the seed does not contain examples that an earlier run found
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("a run")
-    # A shell's background job ignores Ctrl-C, and whatever it starts inherits that: tests send it to what they start.
+    # A shell starts background jobs with SIGINT ignored, and child processes inherit that. Tests send SIGINT to
+    # processes that they start.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -62,7 +65,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_finish() -> None:
-    # The collected tests stay until the end. Without this each full collection of garbage would walk them all.
+    # Keep the collected tests out of garbage collection: each full collection would walk all of them.
     gc.collect()
     gc.freeze()
 

@@ -1,17 +1,18 @@
-"""Plants one bug at a time in a copy of the tree and lets a simulation look for it there.
+"""Plants one bug at a time in a copy of the tree, and runs a simulation until it finds the bug.
 
-Each tests/planted/*.patch is one bug. Its first lines, which `git apply` passes over, say what it breaks, which simulation
-looks for it ("server" unless said) and which seed of it is known to find it:
+Each tests/planted/*.patch is one bug. Its first lines, which `git apply` ignores, say what it breaks, which
+simulation looks for it ("server" by default) and which seed is known to find it:
 
     Breaks: a durable write is answered before its sync.
     sim: server
     seed: 17
 
-A line `first: 2000` says that no story before that one has what the bug is about.
+A line `first: 2000` says that runs with lower seeds do not cover the feature.
 
-`scripts/planted [NAME ...]` searches from there on, or from seed 0, and writes down what it found; CI (tests/sim/test_planted.py) begins with
-that seed. It is a hint: whatever changes the use of chance, in the product or in the simulation, tells other stories, and
-then CI searches a little further. A simulation that no longer finds a bug at all has gone blind in one eye.
+`scripts/planted [NAME ...]` searches from that seed, or from seed 0, and stores the seed it found. CI
+(tests/sim/test_planted.py) begins with the stored seed. It is a hint: a change to the product or the simulation that
+changes the use of random numbers changes every run, so CI also tries the seeds that follow. A bug that no seed finds
+any more shows a blind spot of the simulation.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = Path(__file__).parent
-# What a simulation imports.
+# Files that a simulation imports.
 PARTS = ("topics", "workers", "router", "tests/__init__.py", "tests/sim", "tests/support")
 SIMULATIONS = {"server": "tests.sim.server_walk", "engine": "tests.sim.walk"}
 SEEDS = 200
 CHUNK_SEEDS = 10
-MORE_SEEDS = 60  # when the known seed does not find it any more
-# Of one process, by what the kernel counts for it: a busy machine makes nothing hang. Hanging is a find as well.
+MORE_SEEDS = 60  # how many more seeds are tried when the stored one does not find it
+# CPU seconds of one process, so a busy machine cannot look like a hang. A simulation that hangs counts as a find.
 START_CPU_SECONDS, SEED_CPU_SECONDS = 8, 4
 MEMORY_BYTES_MAX = 2 << 30
 
@@ -51,23 +52,23 @@ _SEED_SAID = re.compile(r"\bseed (\d+)")
 
 
 class DoesNotApply(Exception):
-    """The code that a patch changes has changed itself."""
+    """The patch no longer applies to the current code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
     name: str
     breaks: str
-    sim: str  # the simulation that looks for it
+    sim: str  # the simulation to run
     seed: int | None  # known to find it
     path: Path
-    first: int = 0  # with which a search begins
+    first: int = 0  # where a search begins
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     seed: int
-    how: str  # the last words of the simulation
+    how: str  # the end of the simulation's output
     seconds: float
 
 
@@ -77,7 +78,7 @@ def read_bug(path: Path) -> Bug:
         line.search(head) for line in (_BREAKS_LINE, _SIM_LINE, _SEED_LINE, _FIRST_LINE)
     )
     if breaks is None:
-        raise ValueError(f'{path.name} has no line "Breaks: …"')
+        raise ValueError(f'{path.name} lacks the line "Breaks: …"')
     return Bug(
         path.stem,
         breaks[1],
@@ -100,7 +101,7 @@ def write_seed(bug: Bug, sim: str, seed: int) -> None:
 
 @contextmanager
 def planted(bug: Bug) -> Iterator[Path]:
-    """A copy of the tree with the bug in it."""
+    """A copy of the tree with the bug applied."""
     with tempfile.TemporaryDirectory(prefix=f"planted-{bug.name}-") as folder:
         tree = Path(folder)
         for part in PARTS:
@@ -109,20 +110,20 @@ def planted(bug: Bug) -> Iterator[Path]:
             else:
                 (tree / part).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / part, tree / part)
-        # A folder inside of a repository would be taken for a part of it.
+        # git would treat a folder inside a repository as part of it.
         env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)}
         applied = subprocess.run(
             ["git", "apply", str(bug.path)], cwd=tree, env=env, capture_output=True, text=True, check=False
         )
         if applied.returncode:
             raise DoesNotApply(
-                f"{bug.path.name} no longer applies; refresh it against the code as it is:\n{applied.stderr}"
+                f"{bug.path.name} no longer applies; recreate it for the current code:\n{applied.stderr}"
             )
         yield tree
 
 
 def simulate(tree: Path, simulation: str, first: int, last: int) -> Found | None:
-    """Run these seeds in the tree, until one fails."""
+    """Run these seeds in the tree until one fails."""
     command = [sys.executable, "-m", SIMULATIONS[simulation], str(first), "--until", str(last)]
     cpu_seconds = START_CPU_SECONDS + SEED_CPU_SECONDS * (last - first + 1)
 
@@ -160,7 +161,7 @@ def _which_hangs(tree: Path, simulation: str, first: int, last: int, took: float
 
 
 def _last_words(text: str) -> str:
-    """The part of a failure that says what was wrong: what follows the line with the seed."""
+    """The end of a failure's output: everything after the line with the seed."""
     lines = text.strip().splitlines()
     at = max((i for i, line in enumerate(lines) if _SEED_SAID.search(line)), default=0)
     words = " ".join(line.strip() for line in lines[at : at + 3])
@@ -168,7 +169,7 @@ def _last_words(text: str) -> str:
 
 
 def search(bug: Bug, simulation: str, *, first: int = 0, seeds: int = SEEDS) -> Found | None:
-    """The first seed that finds the bug and nothing without it; None when none of them does."""
+    """The first seed that fails with the bug and passes without it; None when there is none."""
     end = first + seeds
     with planted(bug) as tree:
         while first < end:
@@ -181,7 +182,7 @@ def search(bug: Bug, simulation: str, *, first: int = 0, seeds: int = SEEDS) -> 
 
 
 def find_again(bug: Bug) -> Found | None:
-    """Begin with the seed that is known to find it, then search on a little: chance may tell other stories by now."""
+    """Try the stored seed first, then some more: a change elsewhere may have changed what its run does."""
     assert bug.seed is not None
     with planted(bug) as tree:
         found = simulate(tree, bug.sim, bug.seed, bug.seed)

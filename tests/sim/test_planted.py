@@ -50,7 +50,9 @@ def test_every_patch_applies() -> None:
     for bug in BUGS:
         command = ["git", "apply", "--check", str(bug.path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"refresh {bug.path.name} against the code as it is:\n{done.stderr}"
+        assert done.returncode == 0, (
+            f"{bug.path.name} no longer applies; recreate it for the current code:\n{done.stderr}"
+        )
 
 
 def test_there_are_enough_bugs() -> None:
@@ -65,7 +67,7 @@ def test_a_patch_that_does_not_apply_says_so(tmp_path: Path) -> None:
         "Breaks: nothing.\n\n--- a/topics/system/process.py\n+++ b/topics/system/process.py\n@@ -1,1 +1,1 @@\n-no such line\n+x\n"
     )
     with (
-        pytest.raises(DoesNotApply, match=r"stale\.patch no longer applies; refresh it"),
+        pytest.raises(DoesNotApply, match=r"stale\.patch no longer applies; recreate it"),
         planted(read_bug(path)),
     ):
         pass

@@ -1,8 +1,9 @@
-"""A listening socket and the thread that accepts its connections, which ends before the socket's descriptor is free.
+"""A listening socket with a thread that accepts connections and ends before the socket's descriptor is closed.
 
-A thread that is stopped inside accept() or recv() (SIGSTOP, a debugger) asks again when it goes on, with the number of the
-descriptor. `close` wakes no such thread, and the next socket gets the same number: the old thread would take what is
-meant for the new one. So sockets are shut down first, and closed when no thread uses them any more.
+A thread that was stopped inside accept() or recv() (SIGSTOP, a debugger) repeats the call with the same descriptor
+number when it continues. `close` does not wake such a thread, and the next socket may get the same number: the old
+thread would then take its connections. So sockets are shut down first, and closed only when no thread uses them any
+more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable
 
 class Accepting:
     def __init__(self, accepted: Callable[[socket.socket], None]) -> None:
-        """`accepted` gets each connection, one after the other."""
+        """`accepted` is called with each connection, one at a time."""
         self._accepted = accepted
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -38,6 +39,6 @@ class Accepting:
 
 
 def shut(sock: socket.socket) -> None:
-    """Whoever waits for it, here or at the other end, finds its end."""
-    with contextlib.suppress(OSError):  # it has ended already
+    """Shut the socket down: pending reads and writes at both ends return."""
+    with contextlib.suppress(OSError):  # already closed by the peer
         sock.shutdown(socket.SHUT_RDWR)

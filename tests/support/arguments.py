@@ -1,4 +1,4 @@
-"""Numbers on the command line of the tests' own programs: argparse refuses the others with exit code 2."""
+"""argparse types for numeric arguments of the test programs. Invalid values end the program with exit code 2."""
 
 from __future__ import annotations
 

@@ -27,24 +27,24 @@ from tests.support.server import until
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 START_S = 60.0
-CALL_S = 60.0  # for one call of the protocol
-WAIT_S = 60.0  # for a condition in a page, on a loaded machine
+CALL_S = 60.0  # timeout of one protocol call
+WAIT_S = 60.0  # timeout of a condition in a page, on a loaded machine
 POLL_S = 0.02
 
 OPTIONS = (
     "--headless=new",
     "--remote-debugging-port=0",
-    "--no-sandbox",  # root has none
+    "--no-sandbox",  # root has no sandbox
     "--disable-gpu",
     "--disable-dev-shm-usage",  # containers have little shared memory
-    "--no-proxy-server",  # whatever the environment says
+    "--no-proxy-server",  # ignore proxies of the environment
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-extensions",
     "--disable-sync",
     "--mute-audio",
-    # Pages that nobody looks at have their timers slowed down, and here nobody looks at any.
+    # Chromium slows down timers of pages in the background, and without a window every page is in the background.
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
@@ -52,7 +52,7 @@ OPTIONS = (
 
 
 def program() -> str | None:
-    """The browser's path. Some packages only put a script there that says how to get the browser."""
+    """The browser's path. Some packages only install a script there that explains how to get the browser."""
     for name in PROGRAMS:
         path = shutil.which(name)
         if path and subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
@@ -61,7 +61,7 @@ def program() -> str | None:
 
 
 def _group(pgid: int) -> list[int]:
-    """The pids of a process group that have not ended."""
+    """Pids of the group's processes that are still running."""
     alive: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -72,11 +72,11 @@ def _group(pgid: int) -> list[int]:
 
 
 class JsError(AssertionError):
-    """A script in a page threw."""
+    """A script in a page threw an exception."""
 
 
 class Browser:
-    """One browser process and its helpers; all are gone after `close`, or when the test run dies."""
+    """One browser process and its helpers. All of them end with `close`, or when the test run dies."""
 
     def __init__(self, path: str, folder: Path, *options: str) -> None:
         self._home = folder / "home"
@@ -85,7 +85,7 @@ class Browser:
         self._home.mkdir()
         with self._log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                # The kernel ends the browser with this process, and its helpers end with it.
+                # The kernel kills the browser when this process ends; its helpers then end by themselves.
                 [
                     "setpriv",
                     "--pdeathsig",
@@ -95,7 +95,7 @@ class Browser:
                     *options,
                     f"--user-data-dir={self._profile}",
                 ],
-                # Some things it keeps in the home directory in spite of the profile's place.
+                # It keeps some files in the home directory, wherever the profile is.
                 env={**os.environ, "HOME": str(self._home), "XDG_CONFIG_HOME": str(self._home)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -150,14 +150,14 @@ class Browser:
                 raise AssertionError(f"the browser is gone:\n{self._log_path.read_text()}")
             answer = json.loads(message.data)
             if answer.get("id") != number:
-                continue  # an event, or the answer to a call that was given up
+                continue  # an event, or the answer to a call that timed out
             if "error" in answer:
                 raise AssertionError(f"{method}: {answer['error']}")
             return dict(answer["result"])
 
     @contextlib.contextmanager
     def page(self, url: str) -> Iterator[Page]:
-        """A page at the URL, with cookies, caches and connections of its own."""
+        """A page at the URL, with its own cookies, caches and connections."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         try:
             target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -172,7 +172,7 @@ class Browser:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
-        # The watchers for its crashes are no part of the group, and end when they find it gone.
+        # Its crash handlers are not in the process group; they end when the browser has.
         until(lambda: not _group(self._process.pid))
         self._loop.run_until_complete(self._disconnect())
         self._loop.close()
@@ -196,7 +196,7 @@ class Page:
         self.wait(f"location.href === {json.dumps(url)} && document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """The value of the script's last expression; of what it resolves to, if that is a promise."""
+        """The value of the script's last expression. A promise is awaited."""
         result = self._browser.call(
             "Runtime.evaluate", self._session, expression=script, awaitPromise=True, returnByValue=True
         )
@@ -208,8 +208,8 @@ class Page:
     def wait(
         self, expression: str, *, doomed: str = "null", shows: str = "null", timeout_s: float = WAIT_S
     ) -> Any:
-        """Poll until the expression is true, and return it. Fails after the timeout with what `shows` gives, or at
-        once when `doomed` is true: then there is nothing to wait for any more.
+        """Poll until the expression is true, and return its value. Fails after the timeout, or at once when `doomed`
+        is true; the message includes the value of `shows`.
         """
         give_up = time.monotonic() + timeout_s
         while True:

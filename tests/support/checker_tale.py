@@ -1,7 +1,7 @@
-"""Histories by hand, for tests of the checker: a server of a few lines that does what it is told, right or wrong.
+"""Builds histories for tests of the checker, with a small in-memory server.
 
-A tale acts like a small correct server. What makes it wrong is done by the test: it changes `live` and `head` behind the
-server's back, or an answer afterwards.
+The server behaves correctly. A test makes a history illegal by changing `live` and `head` directly, or an answer
+after it was given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Story = Callable[["Tale"], None]
 
 
 class Cases:
-    """Stories of a test module: legal ones, and broken ones with the rule that must blame them."""
+    """Histories of a test module: legal ones, and illegal ones with the rule that they violate."""
 
     def __init__(self) -> None:
         self.legal: list[Story] = []
@@ -40,7 +40,7 @@ class Cases:
 
 @dataclass
 class Held:
-    """What the server has of one topic."""
+    """The stored state of one topic."""
 
     config: Row = field(default_factory=dict)
     head: int = 0
@@ -60,12 +60,12 @@ class Tale:
         self.time = 1000
         self._serial = 0
 
-    # -- verdict -------------------------------------------------------------------------------------------
+    # -- checking ------------------------------------------------------------------------------------------
 
     def rules(self) -> set[str]:
         return {problem.rule for problem in check(self.history)}
 
-    # -- requests that take their time ---------------------------------------------------------------------
+    # -- requests that stay open ---------------------------------------------------------------------------
 
     def send(self, kind: str, topic: str = "t", client: str = "a", **request: Any) -> Op:
         return self.history.sent(client, kind, topic, request)
@@ -92,11 +92,11 @@ class Tale:
         return self.history.sent(client, "write", topic, {"records": records, **request})
 
     def again(self, op: Op) -> Op:
-        """The same request once more."""
+        """Send the same request again."""
         return self.history.sent(op.client, op.kind, op.topic, op.request)
 
     def do(self, op: Op) -> tuple[int, Any]:
-        """The server executes it; nobody is told yet."""
+        """Execute the request without answering it yet."""
         return getattr(self, f"_{op.kind}")(op)  # type: ignore[no-any-return]
 
     def tell(self, op: Op, done: tuple[int, Any]) -> Op:
@@ -107,7 +107,7 @@ class Tale:
         return self.tell(op, self.do(op))
 
     def lose(self, op: Op, *, executed: bool = False) -> Op:
-        """No answer comes."""
+        """The answer is lost."""
         if executed:
             self.do(op)
         self.history.settled(op)

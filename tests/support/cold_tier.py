@@ -1,4 +1,6 @@
-"""A cold directory without a server: segments by the engine's own writer, and the manifest that a server would export."""
+"""A cold directory without a server: segments written with the engine's own writer, and the manifest that a server
+would export.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +41,19 @@ class Record:
     raw: bool = False
     headers: bytes = b""
     ttl_ms: int = 0
-    ts: int = 0  # 0: a ms after the one before
-    gone: bool = False  # purged: a row without bytes
+    ts: int = 0  # 0: one ms after the previous record
+    gone: bool = False  # purged: the row is there without its bytes
 
 
 @dataclass
 class ColdTier:
-    """One topic. Seqs begin with 1 and go on from segment to segment."""
+    """One topic. Seqs start at 1 and continue across segments."""
 
     root: Path
     topic: str = "orders"
     topic_id: int = 0x400
     segments: list[Segment] = field(default_factory=list)
-    records: dict[int, Record] = field(default_factory=dict)  # by seq, those with bytes
+    records: dict[int, Record] = field(default_factory=dict)  # by seq, records that have bytes
     dead: set[int] = field(default_factory=set)  # seqs
     chain: bytes = bytes(DIGEST_BYTES)
     number: int = 0
@@ -155,7 +157,7 @@ class ColdTier:
         return manifest
 
     def group(self, staging: Path, number: int = 0, segments: Sequence[Segment] = ()) -> PlanGroup:
-        """A plan to make one of these segments, with the marks that a server would put into staging."""
+        """A merge plan for one of these segments, with the deletion marks that a server would put into staging."""
         staging.mkdir(parents=True, exist_ok=True)
         inputs = []
         masks = self.masks()
@@ -195,7 +197,7 @@ def _marks(mask: np.ndarray) -> bytes:
 
 
 def some_records(count: int, first: int = 1) -> list[Record]:
-    """Records of every kind: tags, nodes, meta, bytes, header blocks, TTLs, short and long and empty ones."""
+    """Records of every kind: tags, nodes, meta, bytes, header blocks, TTLs; short, long and empty ones."""
     found = []
     for i in range(first, first + count):
         kind = i % 7

@@ -94,7 +94,7 @@ def _tables() -> Iterator[str]:
         if name in GROUPS:
             yield f"\n## {GROUPS[name]}\n\n| Variable | Default | Values | Meaning | See |\n|---|---|---|---|---|\n"
         default, meaning = shown[settings.variable(name)]
-        # The help text has a default that is not a value in brackets; here it has its own column.
+        # The help text has a default that is not a plain value in brackets; the page has a column for it.
         meaning, _, said = meaning.partition(" [")
         default = f"`{default}`" if default else said.rstrip("]") or "–"
         cells = [
@@ -120,7 +120,7 @@ def _values(name: str, kind: object, least: object, most: object) -> str:
 
 
 assert set(GROUPS) | set(MORE) <= set(Settings.__struct_fields__), (
-    "a setting that is spoken of here is not there"
+    "GROUPS, VALUES or LINKS name a setting that does not exist"
 )
 
 if __name__ == "__main__":

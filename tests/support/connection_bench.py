@@ -1,4 +1,6 @@
-"""Connections of a front in memory: a transport that only remembers, and a gate that echoes. aiohttp is the real one."""
+"""In-memory client connections of a front: a transport that records what is written, and an admission stub that
+echoes requests. aiohttp is the real one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ HEAD = b"Host: x\r\nContent-Type: application/json\r\n"
 
 
 class Transport:
-    """A socket's double. A peer that does not read leaves `unread` bytes in it."""
+    """A fake socket transport. While the peer does not read, `unread` bytes stay buffered."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -76,18 +78,18 @@ class Transport:
 
 
 class Page(bytearray):
-    """A body that can be seen to go."""
+    """A body that records whether it was sent."""
 
 
 class Admission:
-    """Echoes a request; one whose path ends with `wait` is answered when the test says so."""
+    """Echoes each request. A request whose path ends with `wait` is answered when the test says so."""
 
     def __init__(self) -> None:
         self.handled: list[Request] = []
         self.waiting: list[Callable[[], None]] = []
         self.size = 0  # of answers
         self.fails = False
-        self.page: Page | None = None  # in place of the echo
+        self.page: Page | None = None  # returned instead of the echo
 
     def add_cors(self, origin: bytes, response: Response) -> Response:
         return response
@@ -132,7 +134,7 @@ class Admission:
 
 
 class World:
-    """A server without a socket, whose clock the test sets."""
+    """The front's connection handling without sockets, on a clock that the test sets."""
 
     def __init__(self, fast_path: bool = True) -> None:
         self.now_us = 1_000_000
@@ -197,5 +199,5 @@ def answers(out: bytes) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
 
 
 def others() -> list[Any]:
-    """Tasks that are still there."""
+    """Tasks that are still running."""
     return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]

@@ -1,4 +1,4 @@
-"""Named consumers as an outside client sees them: calls and whole answers."""
+"""Client helpers for named consumers: they check whole answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def look(server: Server, topic: str, name: str = "c") -> Json:
 
 
 def make(server: Server, topic: str, *data: Any, name: str = "c", **config: Any) -> Json:
-    """A log with these records, and a consumer."""
+    """Create a log with these records, and a consumer."""
     if data:
         assert server.write(topic, *data).status in (200, 201)
     else:
@@ -45,7 +45,7 @@ def make(server: Server, topic: str, *data: Any, name: str = "c", **config: Any)
 
 
 def fetch(server: Server, topic: str, max: int = 100, name: str = "c", **body: Any) -> list[Json]:
-    """The records of a fetch, whose answer is checked as a whole."""
+    """The records of a fetch; the whole answer is checked."""
     answer = ok(call(server, topic, "fetch", name, max=max, **body))
     assert set(answer) == {"topic", "consumer", "claimed", "count", "ready", "tombstone"}
     records: list[Json] = answer["claimed"]

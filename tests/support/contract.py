@@ -1,4 +1,4 @@
-"""How the contract's tests look at answers: whole bodies, whole errors, and requests that are still open."""
+"""Helpers of the contract tests: they check whole bodies and whole errors, and handle requests that stay open."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _numbers = itertools.count(1)
 
 
 def fresh(prefix: str = "c") -> str:
-    """A topic name that no other test of this process uses; for tests that need several."""
+    """A topic name that is unique in this process."""
     return f"{prefix}-{next(_numbers)}"
 
 
 def ok(reply: Reply, status: int = 200) -> Json:
-    """The body of a success without `performance`, which must be there and be made of numbers."""
+    """The body of a success without `performance`, which must be present and consist of numbers."""
     assert reply.status == status, (reply.status, reply.body[:500])
     assert reply.headers["content-type"] == "application/json"
     body: Json = reply.json
@@ -59,7 +59,7 @@ def is_number(value: object) -> bool:
 
 
 def refused(reply: Reply, status: int, code: str, detail: Json | None = None) -> Json:
-    """The detail of an error, whose envelope is checked as a whole. A given `detail` must be the whole one."""
+    """The detail of an error, after a check of the whole error body. If `detail` is given it must be complete."""
     assert reply.status == status, (reply.status, reply.body[:500])
     assert reply.headers["content-type"] == "application/json"
     assert list(reply.json) == ["error"]
@@ -79,7 +79,7 @@ def refused(reply: Reply, status: int, code: str, detail: Json | None = None) ->
 def send_text(
     server: Server, method: str, path: str, text: str | bytes, content_type: str = "application/json"
 ) -> Reply:
-    """A body exactly as it stands here."""
+    """Send a body exactly as given."""
     body = text.encode() if isinstance(text, str) else text
     return server.request(method, path, body, {"Content-Type": content_type})
 
@@ -89,8 +89,10 @@ def records_of(server: Server, topic: str, **fields: Any) -> list[Json]:
 
 
 def check_lease(server: Server, topic: str, deadline: int, lease_ms: int) -> None:
-    """A lease of this length was given since the topic's first record, by the clock of its shard: that follows a wall clock which
-    jumped, because the machine stood still, only slowly. Writes a record to see what it says now."""
+    """Check that a lease of this length was given after the topic's first record was written. Writes a record to
+    learn the shard's current time: after a jump of the wall clock (the machine was suspended) the shard's clock
+    follows only slowly.
+    """
     now = ok(server.write(topic, "now"))["last_seq"]
     (first,), (last,) = records_of(server, topic, limit=1), records_of(server, topic, from_seq=now - 1)
     assert first["$ts"] <= deadline - lease_ms <= last["$ts"]
@@ -105,7 +107,7 @@ def state_of(server: Server, topic: str) -> Json:
 
 
 class Pending:
-    """A request that is sent; its answer is read when a test asks for it."""
+    """A request that was sent; its answer is read later."""
 
     def __init__(
         self,
@@ -135,9 +137,10 @@ class Pending:
 
 
 def poll(server: Server, topic: str, **fields: Any) -> Pending:
-    """A long poll that has reached its topic and found nothing to say yet."""
+    """A long poll that has reached its topic and is waiting there."""
     pending = Pending(server, "POST", f"/v0/topics/{topic}/diff", {"wait_ms": 30_000, **fields})
-    # The front takes connections in the order of their bytes, so what answers now came after the poll.
+    # The front handles connections in the order in which their bytes arrived, so an answer to a later request shows
+    # that the poll has arrived.
     for _ in range(2):
         server.get(f"/v0/topics/{topic}?touch=false")
     assert not pending.is_answered
@@ -145,5 +148,5 @@ def poll(server: Server, topic: str, **fields: Any) -> Pending:
 
 
 def one_record(members: str) -> str:
-    """The text of a write with one record, whose members are exactly as they stand here."""
+    """The JSON text of a write with one record, whose members are given verbatim."""
     return '{"records":[{' + members + "}]}"

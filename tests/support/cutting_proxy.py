@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server that breaks connections when a test says so: all at once, or with an answer on its way."""
+"""A TCP proxy in front of a server that breaks connections on request: all at once, or in the middle of an answer."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class CuttingProxy:
         self.url = self._accepting.url
 
     def lose_answers(self, count: int) -> None:
-        """The server gets the next requests; instead of so many answers the connection ends."""
+        """Forward the next requests, but close the connection instead of returning their answers, this many times."""
         with self._lock:
             self._answers_to_lose = count
 
     def swallow(self, since: bytes, until: bytes) -> None:
-        """Of the next answer that has this text, nothing from there on arrives; with the other text its connection ends."""
+        """Drop the next answer from where `text` appears, and close its connection where the other text appears."""
         with self._lock:
             self._swallows = since, until
 
     def cut(self) -> None:
-        """End all connections of now."""
+        """Close all current connections."""
         with self._lock:
             for sock in self._sockets:
                 shut(sock)
@@ -65,7 +65,7 @@ class CuttingProxy:
         answers.start()
         self._pump(client, server, False)
         answers.join()
-        # Not before neither thread uses them: see `Accepting`.
+        # Only when neither thread uses them any more: see `Accepting`.
         with self._lock:
             self._sockets -= {client, server}
         client.close()

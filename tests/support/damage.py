@@ -1,7 +1,7 @@
-"""A stopped shard with one of every kind of file, and the judge of what a start makes of damage to them.
+"""A stopped shard with one file of every kind, and checks of what a start does when one of them is damaged.
 
-`Shelf` is made once and copied for each damage. The judge reads everything back: a record that differs from what was
-written, or is gone without a word, is an error whatever the outcome is called.
+The files are made once and copied for each case. Everything is read back: a record that was changed or is missing
+without a tombstone is an error, whatever the outcome.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from topics.engine.storage.wal import ENVELOPE_BYTES, Envelope, scan
 TOPIC = "t"
 OTHER = "u"
 DELETED = 3
-LAST_STORED = 10  # seqs above it lie in the log only
+LAST_STORED = 10  # higher seqs are in the log only
 LAST = 16
 
 SERVED = "served whole"
@@ -55,7 +55,7 @@ def _made() -> tuple[Harness, dict[int, bytes]]:
 
 
 class Shelf:
-    """The files of that shard, to be damaged and then opened."""
+    """The shard's files, to be damaged and then opened."""
 
     def __init__(self) -> None:
         made, self.written = _made()
@@ -76,11 +76,11 @@ class Shelf:
         return names[-1 - age]
 
     def log_file(self) -> str:
-        """The file with the newest entries."""
+        """The log file with the newest entries."""
         return [path for path in self.disk.paths() if "/wal-" in path and self.envelopes(path)][-1]
 
     def spare(self) -> str:
-        """The log file that is made ready for later."""
+        """The log file that was preallocated for later."""
         return [path for path in self.disk.paths() if "/wal-" in path][-1]
 
     def envelopes(self, path: str) -> list[Envelope]:
@@ -88,17 +88,17 @@ class Shelf:
         return found.envelopes if found is not None else []
 
     def envelope_of(self, seq: int) -> tuple[str, int, Envelope]:
-        """File, offset and envelope that hold this record in the log."""
+        """File, offset and envelope of this record in the log."""
         for path in self.disk.paths():
             if "/wal-" in path:
                 data = file_bytes(self.disk, path)
                 for envelope in self.envelopes(path):
                     if numbered(seq, 1)[0] in data[envelope.start : envelope.end]:
                         return path, envelope.start - ENVELOPE_BYTES, envelope
-        raise AssertionError(f"record {seq} is in no log file")
+        raise AssertionError(f"no log file contains record {seq}")
 
     def change(self, path: str, offset: int, data: bytes) -> None:
-        """Other bytes in the page cache and on the platter."""
+        """Overwrite bytes in the page cache and on the platter."""
         file = self.disk._find(path)
         for content in (file.live, file.durable):  # type: ignore[union-attr]
             content[offset : offset + len(data)] = data
@@ -119,7 +119,7 @@ class Shelf:
         return Harness(disk=self.disk)
 
     def outcome(self) -> str:
-        """Start, read everything back, and say what became of it. Restarting must not change the answer."""
+        """Start, read everything back, and classify the result. A second start must give the same result."""
         first = self._start()
         if self.h is not None:
             self.h.kill()
@@ -130,7 +130,7 @@ class Shelf:
         return first
 
     def _start(self) -> str:
-        """What a start makes of it; `h` is the engine, None when it refuses."""
+        """Start on the damaged files; `h` is the engine, or None when it refuses to start."""
         self.h = None
         try:
             h = self.h = self.open()
@@ -151,13 +151,15 @@ class Shelf:
 
     @staticmethod
     def _must_not_call_it_all(h: Harness, last: int) -> None:
-        """Without the end of the log nobody is told that he has read everything, or that his place is not there."""
+        """While the end of the log is missing, no reader may be told that it has caught up or that its position does
+        not exist.
+        """
         reason = h.engine.shard.state.read_only
         for command in (
             c.Diff(TOPIC, last),
             c.Diff(TOPIC, last, wait_ms=1000),
             c.Diff(TOPIC, LAST + 1),
-            c.Diff("a topic that may have been made behind the damage"),
+            c.Diff("a topic that may have been created after the damaged entry"),
             c.LastByTag(TOPIC, TagMatch("Eq", b"odd"), each=True),
             c.CountByTag(TOPIC, TagMatch("Eq", b"odd")),
         ):
@@ -167,12 +169,14 @@ class Shelf:
     def _judge(self, h: Harness) -> str:
         rows, gaps = h.read(TOPIC)
         self.seen = rows, gaps
-        assert dict(rows).items() <= self.written.items(), f"changed or invented: {rows}"
+        assert dict(rows).items() <= self.written.items(), f"changed or unknown records: {rows}"
         assert h.rows(OTHER) == list(zip(range(1, 7), numbered(1, 6))), "the damage reached another topic"
         missing = [seq for seq in self.written if seq not in dict(rows)]
         told = [seq for seq in missing if any(first <= seq <= last for first, last, _ in gaps)]
         if h.engine.shard.state.read_only is not None:
-            assert missing == list(range(missing[0], LAST + 1)), f"not all before the damage: {missing}"
+            assert missing == list(range(missing[0], LAST + 1)), (
+                f"missing records before the damage: {missing}"
+            )
             assert isinstance(h.send(c.Append(TOPIC, c.Records([b"1"]))), TopicsError)
             self._must_not_call_it_all(h, missing[0] - 1)
             return READ_ONLY
@@ -181,7 +185,9 @@ class Shelf:
         if told == missing:
             assert {reason for _, _, reason in gaps} == {"corrupt"}, gaps
             return ANNOUNCED
-        assert h.engine.report.torn or self.cut_before, f"lost in silence: {missing}, announced: {gaps}"
+        assert h.engine.report.torn or self.cut_before, (
+            f"lost without a tombstone: {missing}, announced: {gaps}"
+        )
         assert missing == list(range(missing[0], LAST + 1)), f"not a tail: {missing}"
         self.cut_before = True
         return CUT

@@ -1,7 +1,7 @@
-"""A shard with one of everything on a SimDisk, and ways to check and repair it.
+"""A shard on a SimDisk with one file of every kind, and helpers that check and repair it.
 
-`rich` makes sealed segments with tags, nodes, expiries, keys and deletes, an open segment, a topic that rides in the
-snapshot, two snapshots, several log files, and a log that goes on past the newest snapshot.
+`rich` makes sealed segments with tags, nodes, expiries, keys and deletes, an open segment, a topic that is stored in
+the snapshot, two snapshots, several log files, and a log that continues after the newest snapshot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class Damaged:
-    """A closed shard and what was in it."""
+    """A closed shard and the records it had."""
 
     disk: SimDisk
     rows: Rows
@@ -53,7 +53,7 @@ class Damaged:
         return self.verify().damage
 
     def open(self) -> Harness:
-        """An engine on these files, at the time at which they were left."""
+        """An engine on these files, at the time at which they were closed."""
         return Harness(CONFIG, disk=self.disk, clock=self.clock())
 
     def flip(self, path: str, offset: int, bit: int = 0) -> None:
@@ -74,7 +74,7 @@ class Damaged:
 
 
 def ended(steps: Generator[str, None, T]) -> T:
-    """Run to the end and return what it returns."""
+    """Run a generator to its end and return its result."""
     while True:
         try:
             next(steps)
@@ -84,17 +84,21 @@ def ended(steps: Generator[str, None, T]) -> T:
 
 
 def judge(h: Harness, wanted: Rows, *, may_return: Container[int] = ()) -> dict[str, list[int]]:
-    """Nothing is made up, changed, or gone in silence. Returns what is gone; deleted records `may_return`."""
+    """Check that no record was invented, changed or lost without a tombstone. Returns the lost ones; deleted records
+    `may_return`.
+    """
     gone: dict[str, list[int]] = {}
     for topic, rows in wanted.items():
         right = dict(rows)
         found, gaps = h.read(topic)
         for seq, payload in found:
-            assert seq in right or seq in may_return, f"{topic} has seq {seq}, which it had not"
+            assert seq in right or seq in may_return, f"{topic} has seq {seq}, which was never written"
             assert payload == right.get(seq, payload), f"{topic} seq {seq} has changed"
         missing = sorted(set(right) - {seq for seq, _ in found})
         for seq in missing:
-            assert any(first <= seq <= last for first, last, _ in gaps), f"{topic} lost seq {seq} in silence"
+            assert any(first <= seq <= last for first, last, _ in gaps), (
+                f"{topic} lost seq {seq} without a tombstone"
+            )
         if missing:
             gone[topic] = missing
     return gone
@@ -127,7 +131,7 @@ def rich(*, clean: bool) -> Damaged:
     h.sync()
     h.append("tail", *numbered(7, 1))
     h.sync()
-    # One more entry, so that the ones before it are known to be synced.
+    # One more entry, which confirms that the earlier ones were synced.
     h.append("tail", *numbered(8, 1))
     h.sync()
     rows = {topic: h.rows(topic) for topic in TOPICS}

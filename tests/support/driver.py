@@ -1,11 +1,12 @@
-"""Runs an Engine on a SimDisk beside the model, and judges what it shows after every reply, restart and crash.
+"""Runs an engine on a SimDisk next to a model, and compares them after every reply, restart and crash.
 
-Two models run along. `staged` takes every write when it is submitted, because the engine decides on staged state; it
-says what the reply must be. `model` takes it when its reply arrives, because that is when readers may see it; it says
-what reads must show. Time stands still while a write waits for its sync, so both decide alike.
+There are two models. `staged` applies every write when it is submitted, because the engine decides on staged state;
+it gives the expected reply. `model` applies a write when its reply arrives, because readers may see it from then on;
+it gives the expected result of reads. Time does not pass while a write waits for its sync, so both decide at the same
+time.
 
-`log` keeps the writes since the last restart in order, acked or not; tests/support/restart_judge.py says which of them may be
-gone afterwards, and the state that it finds becomes the new truth.
+`log` keeps the writes since the last restart in order, acked or not. After a restart tests/support/restart_judge.py
+checks which of them are missing and whether they may be; the state that it finds becomes the new model.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ SMALL = EngineConfig(
 
 
 class _Plug:
-    """An engine's line to the disk, cut when it dies: what its remains do while they are collected reaches nothing."""
+    """An engine's disk, which can be detached when the engine dies: calls made while its remains are garbage
+    collected have no effect.
+    """
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk: SimDisk | None = disk
@@ -66,7 +69,7 @@ class _Plug:
 
 
 class Driver:
-    """One engine, one disk, one clock, and the record of what it promised."""
+    """One engine, one disk, one clock, and a record of what the engine acked."""
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class Driver:
         trace: bool = False,
         store: ObjectStore | None = None,
     ) -> None:
-        """With a `store` old segments move there all the time."""
+        """With a `store`, old segments are relocated to it all the time."""
         self.store = store
         self.seed = seed
         self.config = config
@@ -99,7 +102,7 @@ class Driver:
         self.sync_floor = 0  # everything submitted up to here is known to be synced
         self.latched = False
         self.faulty = (
-            False  # a fault is planned or was met: a read may fail, an append may find the disk full
+            False  # a fault is planned or has happened: a read may fail, an append may find the disk full
         )
         self.closing = False
         self.changes = 0
@@ -107,16 +110,14 @@ class Driver:
         self._next_index = 1
         self._plug = _Plug(self.disk)
         self._now = 0
-        self._acked_now = (
-            0  # time of the newest write that was acked: below it the clock may never come again
-        )
-        self._forgotten: list[tuple[str, bytes]] = []  # keys whose records the last restart took
+        self._acked_now = 0  # time of the newest acked write; the engine's time may never be below it
+        self._forgotten: list[tuple[str, bytes]] = []  # keys whose records the last restart lost
         self.engine: Engine | None = None
 
-    # ---- the engine's life
+    # ---- start and stop
 
     def open(self) -> None:
-        """Open, and if a planned crash strikes inside recovery, open again; then judge what is there."""
+        """Open the engine, again if a planned crash happens during recovery; then check what it shows."""
         self._open("clean")
 
     def _open(self, how: str, *, inner: Callable[[], None] | None = None) -> None:
@@ -139,11 +140,11 @@ class Driver:
         if getattr(report, "torn", None):
             self.events["torn"] += 1
         if getattr(report, "rotten", None):
-            raise Divergence(f"recovery after {how} calls the log rotten: {report}")
+            raise Divergence(f"recovery after {how} reports a damaged log: {report}")
         self._judge(how)
 
     def disk_calm(self) -> None:
-        """Drop planned faults that were not reached."""
+        """Drop planned faults that have not happened."""
         self.disk._plans.clear()
         self.disk._armed = False
         self.store_calm()
@@ -166,7 +167,7 @@ class Driver:
             self.events["kills"] += 1
 
     def crash(self, how: str, *, crash_in_recovery: int = 0) -> None:
-        """Stop without warning ("kill" or "power"), come back, and check every promise."""
+        """Crash ("kill" or "power"), restart, and check every promise."""
         self._take_counters()
         self._cut(how)
         if crash_in_recovery:
@@ -175,7 +176,7 @@ class Driver:
         self._open(how, inner=lambda: self.disk.crash_at(again.pop()) if again else None)
 
     def close(self) -> None:
-        """Clean stop; the engine's own jobs run inside."""
+        """Clean stop; the engine runs its own jobs meanwhile."""
         assert self.engine is not None
         self.drain()
         self.closing = True
@@ -184,10 +185,10 @@ class Driver:
         self.latched = self.latched or self.engine.shard.state.read_only is not None
         self._take_counters()
         self.engine = None
-        self.disk.kill()  # handles go; nothing else does
+        self.disk.kill()  # handles are closed; nothing is lost
 
     def restart(self) -> None:
-        """Stop and start. A fault on the way down makes it a crash, with the promises of one."""
+        """Stop and start. A fault during the stop makes it a crash, which is checked as such."""
         self.drain()
         if not self.latched:
             self.close()
@@ -211,7 +212,7 @@ class Driver:
     # ---- turns
 
     def send(self, *requests: Sent) -> None:
-        """One turn with these requests. A planned crash inside it comes out as SimulatedCrash."""
+        """One turn with these requests. A planned crash in it raises SimulatedCrash."""
         assert self.engine is not None
         batch = []
         for sent in requests:
@@ -226,7 +227,7 @@ class Driver:
             error = crash
         now = self.engine_now()
         if now < self._now:
-            raise Divergence(f"engine time ran back from {self._now} to {now}")
+            raise Divergence(f"engine time went back from {self._now} to {now}")
         self._now = now
         for sent in requests:
             sent.now = now
@@ -235,7 +236,7 @@ class Driver:
             if sent.wait_until:
                 sent.wait_until += self.clock.monotonic_ms()
             if not sent.writes:
-                # Answers by tag rest on staged state, and then wait until that is published.
+                # Answers by tag are based on staged state, and wait until that is published.
                 sent.options = [sent.apply(self.model, now), sent.apply(self.staged, now)]
             elif not self.latched:
                 self._stage(sent)
@@ -286,10 +287,10 @@ class Driver:
             if not self.jobs and round_number > 3:
                 wait_ms = self.wake_at - self.clock.monotonic_ms() if self.wake_at is not None else 1
                 self.clock.advance(min(max(wait_ms, 1), 1000))
-        raise Divergence(f"these are never answered: {self._unanswered()}")
+        raise Divergence(f"never answered: {self._unanswered()}")
 
     def advance(self, ms: int) -> None:
-        """Time passes. Writes in flight are answered first, so that both models decide at one time."""
+        """Let time pass. Writes in flight are answered first, so that both models decide at the same time."""
         self.drain()
         self.clock.advance(ms)
         self.tick()
@@ -310,7 +311,7 @@ class Driver:
                 continue
             sent = self.waiting.pop(token, None)
             if sent is None:
-                raise Divergence(f"a reply to nothing, or a second one: {token} {result}")
+                raise Divergence(f"a reply without a request, or a second reply: {token} {result}")
             if self.replies_trace is not None:
                 self.replies_trace.append(f"{token} {plain(sent.kind, result)}")
             if sent.writes:
@@ -318,9 +319,7 @@ class Driver:
             else:
                 reads.append((sent, result, sent.options))
         self._offer(reads)
-        writes.sort(
-            key=lambda write: not isinstance(write[1], Throttled)
-        )  # these undo what later ones counted on
+        writes.sort(key=lambda write: not isinstance(write[1], Throttled))  # later ones were based on these
         for sent, result in writes:
             if self._take_write(sent, result):
                 self._offer(reads, sent.topic)
@@ -330,7 +329,7 @@ class Driver:
             self._settle(self.unsettled.pop(0))
 
     def _offer(self, reads: list[tuple[Sent, Any, list[Any]]], topic: str | None = None) -> None:
-        """What the model shows right now is one thing that each read of this outcome may have seen."""
+        """Add what the model shows now to the allowed results of each open read."""
         for sent, _, options in reads:
             if topic is None or sent.topic in ("", topic):
                 options.append(sent.apply(self.model, self._now))
@@ -343,11 +342,11 @@ class Driver:
                 options.append(sent.apply(model, self._now))
 
     def _may_show(self, erase: Sent) -> bool:
-        """Whether readers may see this delete already, though its answer still waits for the bytes to go."""
+        """Whether readers may see this delete although its answer still waits for the overwriting of the bytes."""
         return not erase.applied and erase.expected is not None and not self._waits_behind(erase)
 
     def _take_write(self, sent: Sent, result: Any) -> bool:
-        """Compare, and make it visible in the model. True when readers may see a change."""
+        """Compare the reply, and apply the write to the model. True when readers may see a change."""
         assert self.engine is not None
         if isinstance(result, ShardReadOnly):
             self._take_read_only(sent, unknown=result.detail.get("outcome") == "unknown")
@@ -361,9 +360,9 @@ class Driver:
             put_off or result.detail.get("limit") == "disk_full"
         ):
             if not (sent.may_be_full or self.faulty or put_off):
-                raise Divergence(f"disk full without reason: {sent.kind} {sent.topic} {result}")
+                raise Divergence(f"disk full without a planned fault: {sent.kind} {sent.topic} {result}")
             if sent.is_erase:
-                # Deleted all the same; only the bytes stay until there is room for the intent.
+                # The records are deleted anyway; only their bytes stay until there is room for the intent.
                 self.events["erase put off"] += 1
                 sent.acked = True
                 self._show(sent)
@@ -378,7 +377,7 @@ class Driver:
             return False
         got = plain(sent.kind, result)
         if sent.is_erase and got == Refused("internal"):
-            # The bytes could not be overwritten, and it says so; the records are deleted, or may be.
+            # Overwriting the bytes failed, and the error says so; the records are deleted, or may be.
             self.events["erase failed"] += 1
             self.unsettled.append(sent)
             return False
@@ -397,9 +396,11 @@ class Driver:
             if earlier.topic != sent.topic or earlier.index > sent.index or not earlier.writes:
                 continue
             if earlier.is_erase:
-                self._show(earlier)  # visible with its sync; only its answer waits for the bytes to go
+                self._show(
+                    earlier
+                )  # visible with its sync; only its answer waits for the overwriting of the bytes
             elif earlier.changed:
-                raise Divergence(f"{sent.topic!r}: reply {sent.index} overtook {earlier.index}")
+                raise Divergence(f"{sent.topic!r}: reply {sent.index} came before reply {earlier.index}")
         self._show(sent)
         sent.synced = self._promised(sent, result)
         if sent.synced:
@@ -411,17 +412,20 @@ class Driver:
         return True
 
     def _take_read_only(self, sent: Sent, *, unknown: bool) -> None:
-        """The shard is read-only. A write of unknown outcome stays in the log, for a restart to show; any other is
-        out of it for good."""
+        """The shard is read-only. A write of unknown outcome stays in `log`, as a restart may show it; any other
+        refused write is removed for good.
+        """
         self.latched = True
         self.events["outcome unknown" if unknown else "read only"] += 1
         if unknown:
             if sent.expected is None or isinstance(sent.expected, Refused):
-                raise Divergence(f"it cannot have been carried out, and is called unknown: {sent.command}")
+                raise Divergence(
+                    f"unknown outcome of a write that was certainly not executed: {sent.command}"
+                )
             if sent.is_erase and not sent.applied:
                 self.unsettled.append(sent)
         elif sent.applied:
-            raise Divergence(f"readers have seen it, and it is refused: {sent.command}")
+            raise Divergence(f"refused although readers have seen it: {sent.command}")
         elif sent in self.log:
             self.log.remove(sent)
             self._restage()
@@ -432,10 +436,10 @@ class Driver:
         sent.applied = True
         again = sent.apply(self.model, sent.now)
         if again != sent.expected:
-            raise Divergence(f"model against itself, {sent.kind} of {sent.topic!r}: {again}, {sent.expected}")
+            raise Divergence(f"the models differ: {sent.kind} of {sent.topic!r}: {again}, {sent.expected}")
 
     def _promised(self, sent: Sent, result: Any) -> bool:
-        """Whether this ack says: synced."""
+        """Whether this ack promises that the write is synced."""
         if (
             sent.kind in ("put", "drop")
             or getattr(result, "created", False)
@@ -484,11 +488,11 @@ class Driver:
             empty = not got.rows and got.gap is None and sent.args["from_seq"] == got.head_seq
             if sent.wait_until and empty:
                 if self.clock.monotonic_ms() < sent.wait_until and self.changes == sent.changes_seen:
-                    raise Divergence(f"a long poll of {sent.topic!r} came back early, and empty")
+                    raise Divergence(f"a long poll of {sent.topic!r} returned early without records")
                 self.events["poll timeout"] += 1
 
     def _settle(self, erase: Sent) -> None:
-        """An erase failed: its delete was visible already, or is not."""
+        """An erase failed: find out whether its delete became visible."""
         if not self._may_show(erase):
             return
         state_now = plain("state", self._ask(c.State(erase.topic, touch=False)))
@@ -513,14 +517,16 @@ class Driver:
             wanted = sent.apply(self.model, self._now)
             self.events["poll parked"] += 1
             if isinstance(wanted, Refused) or wanted.rows or wanted.gap is not None:
-                raise Divergence(f"a long poll of {sent.topic!r} at {sent.args} sleeps through {wanted}")
+                raise Divergence(
+                    f"a long poll of {sent.topic!r} at {sent.args} was not answered with {wanted}"
+                )
             if self.clock.monotonic_ms() > sent.wait_until:
                 raise Divergence(f"a long poll of {sent.topic!r} is past its deadline")
 
-    # ---- looking at everything
+    # ---- reading everything
 
     def look(self) -> dict[str, Seen]:
-        """Read all topics through the engine, leaving the models alone."""
+        """Read all topics through the engine. The models are not changed."""
         self.store_calm()
         assert self.engine is not None
         listed = self._ask(c.ListTopics(limit=1000))
@@ -537,14 +543,14 @@ class Driver:
             command = c.Diff(name, cursor, limit=1000, max_bytes=8 << 20, touch=False)
             view = plain("diff", self._ask(command))
             if self.faulty and isinstance(view, Refused) and view.code == "internal":
-                view = plain("diff", self._ask(command))  # a read may fail once
+                view = plain("diff", self._ask(command))  # a planned fault may fail one read
             assert isinstance(view, PageView), (name, cursor, view)
             return view
 
         return read
 
     def _ask(self, command: c.Command) -> Any:
-        """One read, answered before anything else is asked."""
+        """One read, answered before anything else is sent."""
         assert self.engine is not None
         token = -self._next_index
         self._next_index += 1
@@ -558,10 +564,10 @@ class Driver:
                 self.run_job(0)
             else:
                 self.tick()
-        raise Divergence(f"{command} is never answered")
+        raise Divergence(f"{command} was never answered")
 
     def compare(self) -> None:
-        """Everything visible in the engine is what the model shows."""
+        """Check that everything visible in the engine equals the model."""
         found = self.look()
         if sorted(found) != sorted(self.model.topics):
             raise Divergence(f"topics {sorted(found)}, not {sorted(self.model.topics)}")
@@ -572,13 +578,13 @@ class Driver:
         assert self.engine is not None
         self.engine.check_invariants()
 
-    # ---- the judgement after a restart
+    # ---- checks after a restart
 
     def _judge(self, how: str) -> None:
         assert self.engine is not None
         unsure = how == "power" or (how == "kill" and self.latched)
         old, log, before, floor = self.base, self.log, self._acked_now, self.sync_floor
-        # What the old engine owed is void; what it shows now is read with empty hands.
+        # Unanswered requests of the old engine are void. The new state is read with a fresh reader.
         self.waiting.clear()
         self.unsettled.clear()
         self.jobs.clear()
@@ -588,7 +594,7 @@ class Driver:
         found = self.look()
         now = self._now
         if now < before:
-            raise Divergence(f"engine time ran back over a {how}: from {before} to {now}")
+            raise Divergence(f"engine time went back over a {how}: from {before} to {now}")
         truth = Model()
         truth.instances = 1_000_000 + self._next_index
         judge = RestartJudge(how, unsure=unsure, sync_floor=floor, now=now, events=self.events)
@@ -612,7 +618,9 @@ class Driver:
             self.send(drop(name))
 
     def _retry_keys(self) -> None:
-        """A retry with the key of an acked write gets the seqs of the first, or is written if the restart took that."""
+        """Retry with the key of an acked write: the answer has the first seqs, or it is written again if the restart
+        lost it.
+        """
         retries = []
         for name, topic in self.model.topics.items():
             topic.expire(self._now)
@@ -625,18 +633,20 @@ class Driver:
             self.send(*retries)
             self.drain()
 
-    # ---- erased means gone
+    # ---- erased payloads
 
     def check_erased(self) -> None:
-        """No file holds an erased payload. Run on a stopped engine."""
+        """No file may contain an erased payload. The engine must be stopped."""
         for path in self.disk.paths():
             handle = self.disk.open(path)
             content = self.disk.read(handle, 0, self.disk.size(handle))
             self.disk.close(handle)
             for payload in self.erased:
                 if payload in content:
-                    raise Divergence(f"{path} still holds the erased {payload!r} at {content.index(payload)}")
+                    raise Divergence(
+                        f"{path} still contains the erased {payload!r} at {content.index(payload)}"
+                    )
         for key, content in (self.store.objects if self.store is not None else {}).items():
             for payload in self.erased:
                 if payload in content:
-                    raise Divergence(f"the cold {key} still holds the erased {payload!r}")
+                    raise Divergence(f"the cold {key} still contains the erased {payload!r}")

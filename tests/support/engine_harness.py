@@ -1,7 +1,7 @@
-"""An Engine on a SimDisk in a test's hands: turns, jobs in any order, crashes, and whole topics read back.
+"""An engine on a SimDisk under a test's control: turns, jobs in any order, crashes, and reads of whole topics.
 
-`ask` makes one turn and runs nothing else, so that a test sees what may leave before a sync. `send` asks and
-then runs jobs and turns until the answer is there. `rest` runs everything that is due without time passing.
+`ask` makes one turn and runs nothing else, so a test sees what may leave before a sync. `send` asks, then runs jobs
+and turns until it has the answer. `rest` runs everything that is due, without passing time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from topics.engine.storage.frames import HEADER, HEADER_BYTES
 META_DIR = "layout-1/shard-00/meta"
 WAL_DIR = "layout-1/shard-00/wal"
 
-# Small files, so that a few records seal segments and rotate logs; every topic has files of its own. Nothing
-# happens by time or size unless asked.
+# Small files, so that a few records seal segments and rotate logs; every topic has files of its own. No background
+# work starts because of time or size unless a test asks for it.
 SMALL = EngineConfig(
     wal_file_bytes=4096,
     segment_max_events=4,
@@ -40,7 +40,7 @@ EPHEMERAL = TopicConfig(durability="ephemeral")
 
 
 class Line:
-    """The engine's line to the disk: notes each call with its path, and is cut when the engine dies."""
+    """The engine's disk: records each call with its path, and can be detached when the engine dies."""
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk: SimDisk | None = disk
@@ -86,13 +86,13 @@ class Harness:
         self.disk = disk or SimDisk(seed)
         self.clock = clock or SimClock()
         self.replies: dict[int, Any] = {}
-        self.order: list[int] = []  # tokens as their replies came
+        self.order: list[int] = []  # tokens in the order of their replies
         self.jobs: list[Job] = []
         self._tokens = 0
         self._wake_at: int | None = None
         self.open()
 
-    # ---- life
+    # ---- start and stop
 
     def open(self) -> None:
         self.line = Line(self.disk)
@@ -104,18 +104,18 @@ class Harness:
         self.jobs = []
 
     def kill(self) -> None:
-        """The process ends without warning; the page cache stays."""
+        """The process dies; the page cache stays."""
         self._die()
         self.disk.kill()
 
     def power_cut(self, *, wall_ms: int | None = None) -> None:
-        """The machine ends without warning, and comes back with a new monotonic clock."""
+        """Power cut: the machine restarts with a new monotonic clock."""
         self._die()
         self.disk.crash()
         self.clock = SimClock(self.clock.wall_ms() if wall_ms is None else wall_ms)
 
     def reboot(self) -> None:
-        """After a clean stop: another boot, and nothing was unsynced that matters."""
+        """A reboot after a clean stop, when all that matters is synced."""
         self._die()
         self.disk.crash()
         self.clock = SimClock(self.clock.wall_ms())
@@ -165,7 +165,7 @@ class Harness:
         return job
 
     def go_on_without(self, kind: str) -> None:
-        """Run the first job of another kind; a turn when there is none."""
+        """Run the first job of another kind, or one turn when there is none."""
         other = next((job.kind for job in self.jobs if job.kind != kind), None)
         if other is not None:
             self.run_job(other)
@@ -181,10 +181,10 @@ class Harness:
             self.ask()
             if not self.jobs and (self._wake_at is None or self._wake_at > self.clock.monotonic_ms()):
                 return
-        raise AssertionError("the engine never comes to rest")
+        raise AssertionError("the engine always has more work to do")
 
     def send(self, command: c.Command) -> Any:
-        """The answer to one command, whatever it is."""
+        """The answer to one command, which may be an error."""
         (token,) = self.ask(command)
         for _ in range(10_000):
             if token in self.replies:
@@ -202,7 +202,7 @@ class Harness:
         return reply
 
     def refused(self, command: c.Command, error: type[TopicsError]) -> Any:
-        """The error that one command must get."""
+        """The error with which one command must be refused."""
         reply = self.send(command)
         assert isinstance(reply, error), f"{command}: {reply!r}"
         return reply
@@ -212,14 +212,14 @@ class Harness:
         self.rest()
 
     def sync(self) -> None:
-        """Let the background sync cover what is written."""
+        """Let the background sync cover everything written."""
         self.pass_time(200)
 
     def checkpoint(self) -> None:
         self.engine.checkpoint()
         self.rest()
 
-    # ---- short ways to say things
+    # ---- short forms
 
     def put(self, topic: str, config: TopicConfig = FSYNC) -> Any:
         return self.do(c.PutTopic(topic, config))
@@ -250,7 +250,7 @@ class Harness:
             rows += rows_of(page)
             if page.next_from_seq >= page.head_seq:
                 return rows, gaps
-            assert page.next_from_seq > cursor, "the reader never gets on"
+            assert page.next_from_seq > cursor, "the reader makes no progress"
             cursor = page.next_from_seq
 
     def rows(self, topic: str) -> list[tuple[int, bytes]]:
@@ -278,7 +278,7 @@ class Harness:
 
 
 def append(topic: str, *payloads: bytes, tag: bytes | None = None, **options: Any) -> c.Append:
-    """An Append of these payloads, all with the same tag; column options go to its Records."""
+    """An Append of these payloads, all with the same tag; column options are passed to its Records."""
     columns = {
         name: options.pop(name)
         for name in ("tags", "nodes", "ttls_ms", "sizes", "raw", "header_lens", "meta_lens")
@@ -296,14 +296,14 @@ def rows_of(page: c.Page) -> list[tuple[int, bytes]]:
     for i, seq in enumerate(page.seqs):
         buffer, at = page.frames[page.which[i] if page.which is not None else 0], page.starts[i]
         _, kind, _, _, frame_seq, ts, node_len, tag_len, data_len = HEADER.unpack_from(buffer, at)
-        assert (kind, frame_seq, ts) == (1, seq, page.timestamps[i]), "the frame belongs to another record"
+        assert (kind, frame_seq, ts) == (1, seq, page.timestamps[i]), "the frame is of another record"
         start = at + HEADER_BYTES + node_len + tag_len
         rows.append((seq, bytes(buffer[start : start + data_len])))
     return rows
 
 
 def numbered(first: int, count: int, pad: int = 0) -> list[bytes]:
-    """Payloads that say which they are."""
+    """Payloads that contain their number."""
     return [b'"record %d%s"' % (i, b"." * pad) for i in range(first, first + count)]
 
 
@@ -316,7 +316,7 @@ def file_bytes(disk: SimDisk, path: str) -> bytes:
 
 
 def overwrite(disk: SimDisk, path: str, data: bytes) -> None:
-    """Make a file hold exactly this, as if it had been so for ever."""
+    """Replace a file's contents, in the page cache and on the platter."""
     disk.make_dir(path.rpartition("/")[0])
     handle = disk.open(path, create=True)
     disk.truncate(handle, 0)
@@ -327,13 +327,13 @@ def overwrite(disk: SimDisk, path: str, data: bytes) -> None:
 
 
 def lose(disk: SimDisk, path: str) -> None:
-    """Remove a file for good."""
+    """Remove a file, durably."""
     disk.remove(path)
     disk.sync_dir(path.rpartition("/")[0])
 
 
 def holders(disk: SimDisk, needle: bytes) -> list[str]:
-    """Files in which these bytes stand, as reads see them or on the platter."""
+    """Files that contain these bytes, in the page cache or on the platter."""
     found = []
     for path in disk.paths():
         file = disk._find(path)
@@ -362,7 +362,7 @@ def with_records(count: int, config: TopicConfig = FSYNC) -> Harness:
 
 
 def with_tags(tags: str, config: TopicConfig = FSYNC) -> Harness:
-    """One record for each letter, which is its tag; `-` has none."""
+    """One record for each letter, with the letter as its tag; `-` means no tag."""
     h = with_topic(config)
     h.append(
         "t", *numbered(1, len(tags)), tags=[None if letter == "-" else letter.encode() for letter in tags]

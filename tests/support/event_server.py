@@ -1,4 +1,4 @@
-"""A tiny server of event streams that does exactly what a test says: each request gets the next answer of a script."""
+"""A small server of event streams that returns scripted answers, one per request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Answer:
-    """`holds`: after its body the connection stays open, as that of a stream does when nothing comes."""
+    """`holds`: the connection stays open after the body, like that of an idle stream."""
 
     status: int = 200
     body: bytes = b""

@@ -1,7 +1,7 @@
 """A child process that only speaks the control channel, for tests of the supervisor.
 
-It writes what happens to it into the file FAKE_JOURNAL, one JSON object a line, in the order of
-happening over all processes. FAKE_DEAF=<role> makes a role ignore drain, FAKE_FAILS=<role> makes it fail at start.
+It writes its events to the file FAKE_JOURNAL, one JSON object per line, in order over all processes. FAKE_DEAF=<role>
+makes a role ignore drain, FAKE_FAILS=<role> makes it fail at start.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FakeChild:
                 self.draining = os.environ.get("FAKE_DEAF") != self.role
 
     def greet(self, listener: socket.socket) -> None:
-        """Tell a client who answered."""
+        """Answer a client with the name of this process."""
         try:
             connection, _ = listener.accept()
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The real supervisor over fake children, as a program of its own: `python -m tests.support.fake_server`."""
+"""The real supervisor with fake children, as a program: `python -m tests.support.fake_server`."""
 
 from __future__ import annotations
 

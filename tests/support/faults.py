@@ -1,4 +1,4 @@
-"""Marks a test as the one that shows what happens under a fault; docs/appendix/faults.md is made of these marks.
+"""Marks the test of a fault; docs/appendix/faults.md is generated from these marks.
 
 @fault("disk", "fsync of the log fails with EIO", "the shard turns read-only; nothing unsynced is acked")
 def test_...
@@ -12,9 +12,9 @@ import pytest
 
 
 def fault(where: str, what: str, expected: str) -> pytest.MarkDecorator:
-    """`where` is the part of the system, `what` goes wrong there, and `expected` is what users see of it.
+    """`where` is the part of the system, `what` the fault in it, and `expected` what users see.
 
-    Each pair of `where` and `what` is one row of the catalogue. Several tests may show the same row; they must agree on
-    what is expected.
+    Each pair of `where` and `what` is one row of the catalogue. Several tests may belong to one row; they must have
+    the same `expected`.
     """
     return pytest.mark.fault(where=where, what=what, expected=expected)

@@ -1,6 +1,7 @@
-"""Makes docs/appendix/faults.md of the `fault` marks in tests/: `python -m tests.support.faults_catalogue` writes it.
+"""Generates docs/appendix/faults.md from the `fault` marks in tests/: `python -m tests.support.faults_catalogue`
+writes it.
 
-Only files that import the mark are collected, and no test is run: a few seconds instead of the whole suite's.
+Only files that import the mark are collected, and no test is run, so it takes a few seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "appendix" / "faults.md"
 MARKER = "tests.support.faults import"
 
-# In the order of the page; every mark must name one of them.
+# In the order of the page; every mark must use one of them.
 PLACES = {
     "log file": "The write-ahead log of a shard",
     "snapshot": "Snapshots of a shard's state",
@@ -40,7 +41,7 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Mark:
-    """One `fault` of one test; `test` has no parameters: a row names the test, not each of its cases."""
+    """One `fault` of one test. `test` has no parameters: a row names the test, not its cases."""
 
     where: str
     what: str
@@ -77,9 +78,9 @@ def marked_files() -> list[Path]:
 
 
 def collect() -> list[Mark]:
-    """All marks, from a collection in this process; the process should have nothing else to do with pytest."""
+    """All marks, from a pytest collection in this process, which should use pytest for nothing else."""
     collector, printed = _Collector(), io.StringIO()
-    # Asserts as they are: nothing runs, and rewriting them takes most of the time.
+    # No assertion rewriting: nothing runs, and rewriting takes most of the time.
     options = ["--collect-only", "-q", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist"]
     with contextlib.redirect_stdout(printed):
         code = pytest.main([*options, f"--rootdir={ROOT}", *map(str, marked_files())], plugins=[collector])
@@ -89,7 +90,7 @@ def collect() -> list[Mark]:
 
 
 def rows_by_place(marks: Iterable[Mark]) -> dict[str, list[Row]]:
-    """Sorted rows under each place. Raises ValueError for what a page cannot say."""
+    """Sorted rows of each place. Raises ValueError for marks that the page cannot show."""
     expected: dict[tuple[str, str], str] = {}
     tests: dict[tuple[str, str], set[str]] = {}
     for mark in marks:

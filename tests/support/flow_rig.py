@@ -1,4 +1,4 @@
-"""Forwards between shards of a `Cluster`: what is written, what comes where, and who waits for it."""
+"""Forwards between shards of a `Cluster`: writes, copies, and reads that wait for copies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHARDS = 2
 
 
 def name_on(shard: int, stem: str, shards: int = SHARDS) -> str:
-    """A topic that lies there."""
+    """A topic name that is placed on this shard."""
     return next(name for name in (f"{stem}{i}" for i in itertools.count()) if shard_of(name, shards) == shard)
 
 
 def cluster(disks: list[SimDisk] | None = None, *, shards: int = SHARDS, **limits: int) -> Cluster:
-    """Shards without caps over all of them, unless the test wants some: a write is then acked by its own shard alone."""
+    """Shards without total caps unless the test sets some: a write is then acked by its own shard alone."""
     settings = {"max_topics": 0, "max_total_bytes": 0, "wal_file_bytes": 64 * KIB} | limits
     return Cluster(shards, disks, **settings)
 
@@ -54,7 +54,7 @@ def forward(
     filter: tuple[tuple[str, str], ...] = (),
     **fields: Any,
 ) -> fwd.Forward:
-    """A rule, made as a client does it."""
+    """Create a router with the requests that a client would send."""
     body = {"source": source, "dest": dest, **fields}
     if filter:
         body["filter"] = [["tag", op, value] for op, value in filter]
@@ -81,7 +81,7 @@ def records(texts: list[str], tag: str | None = None) -> dict[str, Any]:
 
 
 def write(made: Cluster, topic: str, texts: list[str], tag: str | None = None) -> None:
-    """One write, which is acked; what follows from it has not happened yet."""
+    """One write, which is acked; its consequences have not happened yet."""
     rig = made.rig(home(made, topic))
     key = rig.receive(wire.WRITE, topic, records(texts, tag))
     for _ in range(1000):
@@ -105,7 +105,7 @@ def page(made: Cluster, topic: str, from_seq: int = 0) -> dict[str, Any]:
 
 
 def texts(made: Cluster, topic: str) -> list[str]:
-    """The data of what is live in a topic, in its order. Reading catches up."""
+    """The data of the live records of a topic, in order. The read catches up."""
     found: list[str] = []
     from_seq = 0
     while True:
@@ -117,13 +117,13 @@ def texts(made: Cluster, topic: str) -> list[str]:
 
 
 def stored(made: Cluster, topic: str) -> int:
-    """How many records a topic holds at this moment; nobody catches up."""
+    """How many records a topic holds now; the read does not catch up."""
     log = made.rig(home(made, topic)).core.engine.shard.state.published.get(topic)
     return log.view.count if log is not None else 0
 
 
 def settle(made: Cluster) -> None:
-    """Everything, pauses included, as far as it goes."""
+    """Do everything that can be done, including what waits for a pause to end."""
     for _ in range(4):
         made.rest()
         made.clock.advance(PAUSE_MS_MAX + 1)

@@ -1,4 +1,4 @@
-"""Two engines, a source's and a dest's, and copies that are carried between them by hand."""
+"""Two engines, of a source and of a dest; the test carries the copies between them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def rule(uid: int = 1, source: str = "src", dest: str = "dst", **fields: Any) ->
 
 
 class Pair:
-    """A source's shard and a dest's shard; with `one` both are the same."""
+    """The shards of a source and of a dest; with `one` both are the same shard."""
 
     def __init__(self, *, one: bool = False, seed: int = 1) -> None:
         self.dest = Harness(seed=seed)
         self.source = self.dest if one else Harness(SOURCE_CONFIG, seed=seed + 1)
 
     def open(self, forward: f.Forward | None = None) -> f.Forward:
-        """Make a rule, as the catalog does: first its end, then its beginning."""
+        """Create a rule as the catalog does: first at the dest, then at the source."""
         forward = forward or rule()
         self.dest.do(f.OpenInflow(forward.dest, forward.uid, forward.name))
         self.source.do(f.OpenOutflow(forward))
@@ -43,7 +43,7 @@ class Pair:
         )
 
     def mark(self, forward: f.Forward, topic: str = "src") -> int:
-        """Where the dest says it is."""
+        """The position that the dest reports."""
         return self.ask(forward, topic).mark
 
     def ask(self, forward: f.Forward, topic: str = "src") -> f.CopiesTaken:
@@ -67,7 +67,7 @@ class Pair:
                 break
             before = taken.mark
             taken = self.take(copies)
-            assert taken.mark > before or taken.full, "it never gets on"
+            assert taken.mark > before or taken.full, "copying makes no progress"
         return taken
 
     def refused(self, copies: f.Copies, error: type[TopicsError]) -> None:

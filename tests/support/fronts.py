@@ -1,4 +1,4 @@
-"""Which of several fronts has a connection, and connections to the one that a test wants."""
+"""Which of several fronts holds a connection, and connections to a particular front."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.support.sse_client import connect
 
 
 def front_of(server: Server, connection: socket.socket) -> str:
-    """The name of the front that holds the other end; it may still have to take it."""
+    """The name of the front that holds the other end, once it has accepted it."""
     name: str = until(lambda: _holder(server, connection.getsockname()[1]))
     return name
 
 
 def connect_to(server: Server, front: str) -> socket.socket:
-    """The kernel deals connections out as it likes: as many are made as it takes."""
+    """The kernel distributes connections freely, so connect until the wanted front has one."""
     others = []
     try:
         while True:

@@ -1,4 +1,4 @@
-"""A small HTTP/2 client: prior knowledge, one request at a time or several at once, blocking."""
+"""A small blocking HTTP/2 client: prior knowledge, one request at a time or several at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_SENT = ("host", "connection", "content-length", "transfer-encoding")
 
 
 class Session(H2Connection):
-    """h2 closes both directions at a GOAWAY, but what is open is still answered."""
+    """h2 closes both directions at a GOAWAY, but open streams are still answered."""
 
     def _receive_goaway_frame(self, frame: GoAwayFrame) -> tuple[list[Frame], list[Event]]:
         return [], [ConnectionTerminated()]
@@ -50,7 +50,7 @@ class Http2Client:
         return self.wait(self.send(method, path, headers, body))
 
     def send(self, method: str, path: str, headers: Headers = (), body: bytes = b"") -> int:
-        """Sends the request; an answer that comes before all of the body is sent ends the sending."""
+        """Send the request; an answer that arrives before the whole body is sent ends the sending."""
         stream = self._h2.get_next_available_stream_id()
         sent = [(":method", method), (":scheme", "http"), (":authority", self._authority), (":path", path)]
         sent += [(name.lower(), value) for name, value in headers if name.lower() not in _NOT_SENT]
@@ -106,7 +106,7 @@ class Http2Client:
         try:
             self._flush()
         except OSError:
-            pass  # half-closed: nothing more has to be said
+            pass  # half-closed: no window updates are needed
 
     def _acknowledge(self, event: DataReceived) -> None:
         try:

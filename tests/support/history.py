@@ -1,9 +1,9 @@
-"""What clients sent, what they were told, and what happened to the server meanwhile: all that a judge needs.
+"""A history: the requests and answers of clients, and the events of the server. It is all that the checker needs.
 
-Recorded outside of the server, by the simulation and by the tests that kill real processes, in terms of the HTTP
-contract alone. `tests.support.checker` reads it and knows nothing else.
+It is recorded outside of the server, by the simulation and by the tests that kill real processes, in terms of the
+HTTP contract. `tests.support.checker` reads it and nothing else.
 
-Every moment is a number from one counter, so that "before" and "after" are exact: an answer that has a smaller number
+Every moment is a number from one counter, so that "before" and "after" are exact: an answer with a smaller number
 than a request was known before that request was sent.
 """
 
@@ -21,12 +21,11 @@ from typing import Any
 class Op:
     """One request of one client.
 
-    `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags, watch; claim, ack, nack, extend of a queue,
-    or of the consumer that `request` names, which put_consumer makes and consumer looks at; put_router, router, drop_router
-    of the router that stands in `topic`, and routers for a list of them; begin, stage, commit and abort of a transaction,
-    whose id is `txn` in the request. `request` is the JSON body; what
-    goes into the query or a header stands in it too, under its name there (if_empty, return_seqs, prefix, tag, subject,
-    idempotency_key, …).
+    `kind` is the endpoint: write, diff, delete, put, state, drop, list, last, tags, watch; claim, ack, nack, extend
+    of a queue, or of the consumer that `request` names, which put_consumer makes and consumer reads; put_router,
+    router, drop_router of the router named in `topic`, and routers for a list of them; begin, stage, commit and abort
+    of a transaction, whose id is `txn` in the request. `request` is the JSON body, with values of the query and of
+    headers under their names (if_empty, return_seqs, prefix, tag, subject, idempotency_key, …).
     """
 
     client: str
@@ -37,8 +36,8 @@ class Op:
     answered_at: int | None = None
     status: int | None = None  # None: no answer came (the connection broke, or the front died)
     answer: Any = None
-    # From here on the server can no longer execute it. The answer's moment when there is one; without an answer, the
-    # first moment at which nothing of it can be on its way any more. None: not before the end of the history.
+    # From this moment on the server can no longer execute it. The moment of the answer if there is one; otherwise the
+    # first moment at which no message of it can be in flight any more. None: not before the end of the history.
     settled_at: int | None = None
 
     @property
@@ -57,7 +56,7 @@ class Op:
 
     @property
     def detail(self) -> dict[str, Any]:
-        """What an error says beside its text. With `deleted` it is of an erase that was put off: that much is gone."""
+        """The error's details. With `deleted` it is of an erase that was put off: so many records are deleted."""
         try:
             return self.answer["error"]["detail"] or {}
         except (KeyError, TypeError):
@@ -65,7 +64,7 @@ class Op:
 
     @property
     def outcome(self) -> str | None:
-        """What an error says of its outcome: `unknown` when it may have been executed."""
+        """The outcome that an error reports: `unknown` when it may have been executed."""
         found = self.detail.get("outcome")
         return None if found is None else str(found)
 
@@ -77,32 +76,32 @@ class Event:
     | kind     | meaning |
     |---|---|
     | kill     | a shard's process died; what it had written is still there, synced or not |
-    | power    | the machine lost its power: anything that was not synced may be gone |
+    | power    | power cut: anything that was not synced may be gone |
     | stop     | a clean shutdown (followed by a start) |
     | front    | a front's process died |
     | full     | the disk filled up; `freed` ends it |
     | freed    | there is space again |
     | error    | a disk call failed with an I/O error; the shard may be read-only until it restarts |
-    | rot      | stored bytes were changed behind the server's back |
-    | clock    | somebody set the wall clock |
-    | over     | no lease that was given before this holds any more, and nothing is delayed |
-    | calm     | every process runs, every disk is well, and what was on its way has had time to arrive |
-    | pieces   | no failure: batches of transactions with more records than `note` says appear bit by bit here |
-    | rest     | nobody writes any more, nothing breaks any more, and what was on its way has had time to arrive |
+    | rot      | stored bytes were changed by damage to the disk |
+    | clock    | the wall clock was set |
+    | over     | all leases given before this have ended, and no job is delayed |
+    | calm     | all processes run, all disks work, and all messages have had time to arrive |
+    | pieces   | no failure: batches of transactions with more records than `note` says are appended in parts here |
+    | rest     | like `calm`, and no more writes or faults follow |
 
-    `topics` are those that it can touch; None is all of them.
+    `topics` are those that it can affect; None is all of them.
     """
 
     at: int
     kind: str
     topics: frozenset[str] | None = None
     note: str = ""
-    until: int | None = None  # for what takes its time, like a clean shutdown: when it was over
+    until: int | None = None  # for an event that takes time, like a clean shutdown: its end
 
 
 @dataclass(slots=True)
 class Frame:
-    """What a client read from a stream, one event of it."""
+    """One event that a client read from a stream."""
 
     at: int
     event: str  # record, tombstone, caught-up, topic-deleted or error
@@ -112,7 +111,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Stream:
-    """One connection that follows a session: a GET of /v0/watch/:wid, and what came of it."""
+    """One connection to a session's stream: a GET of /v0/watch/:wid, and everything it returned."""
 
     client: str
     wid: str
@@ -121,8 +120,8 @@ class Stream:
     answered_at: int | None = None
     status: int | None = None
     frames: list[Frame] = field(default_factory=list)
-    ended_at: int | None = None  # None: it is open to the end of the history
-    end: str | None = None  # client, server or broken: who ended it
+    ended_at: int | None = None  # None: open until the end of the history
+    end: str | None = None  # client, server or broken: who closed it
 
     @property
     def ok(self) -> bool:
@@ -137,7 +136,7 @@ class History:
     _now: int = 0
 
     def now(self) -> int:
-        """The next moment; no two are the same."""
+        """The next moment; each is unique."""
         self._now += 1
         return self._now
 
@@ -154,7 +153,7 @@ class History:
         op.status, op.answer = status, answer
 
     def settled(self, op: Op) -> None:
-        """No answer came, and nothing of it is on its way any more."""
+        """No answer came, and no message of it is in flight any more."""
         if op.settled_at is None:
             op.settled_at = self.now()
 
@@ -180,10 +179,10 @@ class History:
         self.events.append(event)
         return event
 
-    # -- keeping -------------------------------------------------------------------------------------------
+    # -- storing -------------------------------------------------------------------------------------------
 
     def save(self, path: Path) -> None:
-        """One line of JSON each, to be looked at with ordinary tools."""
+        """One JSON object per line, for use with ordinary tools."""
         lines: list[tuple[int, str]] = []
         for op in self.ops:
             lines.append((op.sent_at, json.dumps({"op": dataclasses.asdict(op)})))

@@ -1,4 +1,6 @@
-"""A connection of HTTP/2 in memory: h2's own client, a transport that only remembers, and a scripted gate."""
+"""An in-memory HTTP/2 connection: h2's own client, a transport that records what is written, and a scripted admission
+stub.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def window_update(stream_id: int, size: int) -> bytes:
 
 
 class Transport:
-    """A socket's double. `high_water` is how much the peer leaves unread before writing is paused."""
+    """A fake socket transport. `high_water` is how much may stay unread before writing is paused."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -52,7 +54,7 @@ class Transport:
 
 
 class Admission:
-    """Answers a path from `answers`; what is not there waits for the test."""
+    """Answers a path from `answers`; a path that is not there waits for the test."""
 
     def __init__(self) -> None:
         self.refusals: dict[bytes, Response] = {}
@@ -80,7 +82,7 @@ class Admission:
 
 
 @dataclass
-class Got:
+class ReceivedResponse:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     informational: list[bytes] = field(default_factory=list)
     body: bytes = b""
@@ -97,20 +99,20 @@ class Got:
 
 
 class Client:
-    """h2's client side. `reading` says whether windows are given back."""
+    """h2's client side. `reading` says whether flow-control windows are given back."""
 
     def __init__(self) -> None:
         self.h2 = H2Connection(H2Configuration(client_side=True))
         self.h2.initiate_connection()
-        self.got: dict[int, Got] = {}
+        self.got: dict[int, ReceivedResponse] = {}
         self.settings: dict[int, int] = {}
         self.goaway: events.ConnectionTerminated | None = None
         self.reading = True
         self.order: list[int] = []
         self.frame_bytes_max = 0
 
-    def stream(self, stream_id: int) -> Got:
-        return self.got.setdefault(stream_id, Got())
+    def stream(self, stream_id: int) -> ReceivedResponse:
+        return self.got.setdefault(stream_id, ReceivedResponse())
 
     def request(
         self, path: str, body: bytes | None = None, *, method: str = "", end: bool = True, **headers: str
@@ -142,7 +144,7 @@ class Client:
                 headers = dict(event.headers)
                 assert headers.pop(b"date").endswith(
                     b" GMT"
-                )  # every answer has one, and it is never the same
+                )  # every answer has a request id, and it is always different
                 self.stream(event.stream_id).headers = headers
             case events.InformationalResponseReceived():
                 self.stream(event.stream_id).informational.append(dict(event.headers)[b":status"])
@@ -180,12 +182,12 @@ class Bench:
         self.transport.server = self.server
         self.client = Client()
 
-    def meet(self) -> Bench:
+    def handshake(self) -> Bench:
         self.run()
         return self
 
     def run(self) -> None:
-        """Carries bytes both ways until nobody has any."""
+        """Carry bytes both ways until neither side has any."""
         while True:
             up = self.client.h2.data_to_send()
             if up:

@@ -1,6 +1,6 @@
-"""Commands as users run them, without a process of their own for each: what their `main` prints, and its exit code.
+"""Runs the commands of the product inside the test process: calls their `main`, and returns output and exit code.
 
-That the program itself leads to this `main` is shown by tests that start it.
+Other tests start the programs and show that they call this `main`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,6 @@ def call(main: Callable[[Sequence[str]], int], *arguments: str | Path) -> Done:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main([str(argument) for argument in arguments])
-        except SystemExit as ended:  # how argparse refuses
+        except SystemExit as ended:  # how argparse ends a program
             code = ended.code if isinstance(ended.code, int) else 1
     return Done(code, out.getvalue(), err.getvalue())

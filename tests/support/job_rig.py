@@ -1,4 +1,4 @@
-"""Streams of jobs at one shard, in a test's hands: fronts are made up of the messages that they would send."""
+"""Job streams of one shard; the test sends the messages that fronts would send."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from topics.link import wire
 from topics.link.job_streams import JobStreamOptions, encode
 
 Key = tuple[bytes, int]
-CALLER = b"another front"  # through which others call
+CALLER = b"another front"  # the peer for calls that do not belong to a stream
 
 
 class JobRig(FeedRig):
-    """One shard with a queue `q`, and all that it says to its streams."""
+    """One shard with a queue `q`, and everything it sends to its streams."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__()
         self.put("q", type="queue", **config)
 
-    # -- what fronts say -----------------------------------------------------------------------------------
+    # -- messages of fronts --------------------------------------------------------------------------------
 
     def work(
         self,
@@ -35,7 +35,7 @@ class JobRig(FeedRig):
         check_only: bool = False,
         peer: bytes = FRONT,
     ) -> Key:
-        """Open a stream; the answer is what comes first under its key."""
+        """Open a stream; the first reply with its key is the answer."""
         key = self.receive(
             wire.OPEN_JOBS,
             topic,
@@ -55,7 +55,7 @@ class JobRig(FeedRig):
             self.tell(wire.CLOSE_JOBS, key)
         self.rest()
 
-    # -- what streams hear ---------------------------------------------------------------------------------
+    # -- messages to streams -------------------------------------------------------------------------------
 
     def answer(self, key: Key) -> wire.Reply:
         return self.heard[key][0]
@@ -79,11 +79,11 @@ class JobRig(FeedRig):
         return [event.data["$seq"] for event in self.events(key) if event.event != "tombstone"]
 
     def end(self, key: Key) -> tuple[int, str] | None:
-        """With which status and code it was ended, if so."""
+        """Status and code with which the stream was ended, if it was."""
         last = self.heard[key][-1]
         return None if last.status == 200 else (last.status, json.loads(bytes(last.body))["error"]["code"])
 
-    # -- what others do ------------------------------------------------------------------------------------
+    # -- other calls ---------------------------------------------------------------------------------------
 
     def call(self, op: int, topic: str = "q", consumer: str = "", **body: Any) -> dict[str, Any]:
         args = wire.encode_args(wire.Args(consumer=consumer)) if consumer else b""
@@ -95,7 +95,7 @@ class JobRig(FeedRig):
     def claim(
         self, topic: str = "q", consumer: str = "", *, node: str = "other", max: int = 1
     ) -> dict[int, int]:
-        """How often each of the claimed was delivered, by seq."""
+        """The delivery count of each claimed job, by seq."""
         claimed = self.call(wire.CLAIM, topic, consumer, node=node, max=max)["claimed"]
         return {job["$seq"]: job["deliveries"] for job in claimed}
 

@@ -1,6 +1,6 @@
-"""An engine with one topic `q` in a test's hands, and short ways to claim, settle and look at its consumers.
+"""An engine with one topic `q`, and short helpers to claim, settle and inspect its consumers.
 
-`DeadLetters` go by hand: `ship` does what a server does between two shards, with one engine at both ends.
+The test delivers dead letters: `ship` does what servers do between two shards, with one engine at both ends.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LeaseHarness(Harness):
     # ---- the queue
 
     def produce(self, count: int, **options: Any) -> c.Appended:
-        """As many records, which say which they are."""
+        """Append this many records, whose data is their number."""
         first = self.state("q").head_seq + 1
         made = self.append("q", *numbered(first, count), **options)
         assert isinstance(made, c.Appended)
@@ -53,7 +53,7 @@ class LeaseHarness(Harness):
         return k.Claim("q", node=node, max=max, **options)
 
     def claim(self, max: int = 1, *, node: bytes = NODE, **options: Any) -> k.Claimed:
-        """What is there now; the answer is checked to be whole."""
+        """Claim what is available now; the answer is checked to be well formed."""
         found = self.do(self.claim_of(max, node=node, **options))
         check_claimed(found)
         return found
@@ -63,14 +63,14 @@ class LeaseHarness(Harness):
         return self.claim(max, **options).page.seqs
 
     def parked(self, max: int = 1, *, node: bytes = NODE, **options: Any) -> int:
-        """A claim that waits; its token."""
+        """A claim that waits; returns its token."""
         (token,) = self.ask(self.claim_of(max, node=node, **options))
         self.run_jobs()
         assert token not in self.replies, self.replies[token]
         return token
 
     def answer(self, token: int) -> k.Claimed | None:
-        """What a claim that waited has got, if anything by now."""
+        """The answer to a waiting claim, if it has one by now."""
         self.run_jobs()
         found = self.replies.get(token)
         if found is not None:
@@ -109,7 +109,9 @@ class LeaseHarness(Harness):
         return self.engine.clock.now_ms
 
     def pass_until(self, at_ms: int) -> None:
-        """Until that moment of engine time. After a restart it may be ahead of the wall clock, and then it runs slower."""
+        """Pass time until this moment of engine time. After a restart engine time may be ahead of the wall clock, and
+        then runs slower.
+        """
         while (left_ms := at_ms - self.now()) > 0:
             self.pass_time(left_ms)
 
@@ -129,7 +131,7 @@ class LeaseHarness(Harness):
     # ---- dead letters
 
     def letters(self) -> list[k.DeadLetter]:
-        """The next ones that may be sent, of `q`."""
+        """The next dead letters of `q` that may be sent."""
         shard = self.engine.shard
         source = next((log for log in shard.state.dead_letters_due.values() if log.name == "q"), None)
         return (
@@ -139,7 +141,7 @@ class LeaseHarness(Harness):
         )
 
     def deliver(self, letters: list[k.DeadLetter]) -> None:
-        """To their target."""
+        """Append them to their target."""
         first = letters[0]
         taken = self.do(k.TakeDeadLetters(first.target, first.source_id, letters))
         assert (taken.topic, taken.source_id) == (first.target, first.source_id)
@@ -152,7 +154,7 @@ class LeaseHarness(Harness):
         self.do(k.SettleDeadLetters("q", last.source_id, last.number, done))
 
     def ship(self) -> int:
-        """Send letters until there are none; how many went."""
+        """Send dead letters until none are left; returns how many."""
         shipped = 0
         self.rest()
         while letters := self.letters():
@@ -164,7 +166,7 @@ class LeaseHarness(Harness):
 
 
 def check_claimed(claimed: object) -> None:
-    """Columns of one length, in ascending order."""
+    """Columns of equal length, in ascending order."""
     assert isinstance(claimed, k.Claimed), repr(claimed)
     seqs = claimed.page.seqs
     assert seqs == sorted(set(seqs))

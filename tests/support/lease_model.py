@@ -1,6 +1,6 @@
-"""What a queue must look like, as plainly as it can be said: every job in a dict, and every rule a loop over all of them.
+"""A reference model of a queue, as simple as possible: every job in a dict, and every rule a loop over all of them.
 
-A job is exactly one of: ready, leased, delayed, moving; or it is gone, and then it is known how: done, dead or removed.
+A job is in exactly one state: ready, leased, delayed or moving; or gone, and then done, dead or removed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ class Job:
     seq: int
     ts: int
     place: Place = "ready"
-    handed_out: bool = False  # since the queue began or was restarted: it comes before those that never were
+    handed_out: bool = (
+        False  # since the queue was created or restarted: it comes before jobs that were never delivered
+    )
     deliveries: int = 0
     node: bytes = b""
     lease_id: int = 0
     deadline: int = 0
     connection: int = 0
     due: int = 0
-    doomed: bool = False  # its dead letter topic has refused it, and gets it all the same
+    doomed: bool = False  # its dead letter topic has refused it, and gets it anyway
 
 
 @dataclass
@@ -37,12 +39,12 @@ class LeaseModel:
     jobs: dict[int, Job] = field(default_factory=dict)  # in the order of seqs
     ends: dict[int, End] = field(default_factory=dict)
     head: int = 0
-    lease_ids: set[int] = field(default_factory=set)  # every one that was ever given
+    lease_ids: set[int] = field(default_factory=set)  # every lease id ever given
 
     # -- time and retention --------------------------------------------------------------------------------
 
     def pass_to(self, now: int) -> None:
-        """Whatever is due by now has happened."""
+        """Apply everything that is due by now."""
         ttl_ms = self.config.ttl_ms
         for job in list(self.jobs.values()):
             if ttl_ms and now - job.ts > ttl_ms:
@@ -62,7 +64,7 @@ class LeaseModel:
 
     def end(self, seq: int, how: End) -> None:
         del self.jobs[seq]
-        assert seq not in self.ends, f"{seq} has ended twice"
+        assert seq not in self.ends, f"{seq} ended twice"
         self.ends[seq] = how
 
     def remove(self, seqs: Iterable[int]) -> None:
@@ -73,14 +75,14 @@ class LeaseModel:
     # -- leases --------------------------------------------------------------------------------------------
 
     def is_over(self, job: Job) -> bool:
-        """It has had its last delivery, or was to go to the dead letters before."""
+        """It has had its last delivery, or was being moved to the dead letters already."""
         if not self.config.dead_letter:
             return False
         most = self.config.max_deliveries
         return job.doomed or (most > 0 and job.deliveries >= most)
 
     def next_in_line(self, max: int) -> tuple[list[Job], list[Job]]:
-        """Whom a claim of `max` gets, and who had its last delivery and stands before the next in line."""
+        """The jobs that a claim of `max` gets, and jobs before them that have had their last delivery."""
         ready = [job for job in self.jobs.values() if job.place == "ready"]
         line = [job for job in ready if job.handed_out] + [job for job in ready if not job.handed_out]
         chosen: list[Job] = []
@@ -95,7 +97,7 @@ class LeaseModel:
         return chosen, dying
 
     def lease(self, job: Job, *, node: bytes, lease_id: int, deadline: int, connection: int) -> None:
-        assert job.place == "ready", f"{job} is handed out while it is {job.place}"
+        assert job.place == "ready", f"{job} is delivered while it is {job.place}"
         assert lease_id not in self.lease_ids, f"lease id {lease_id} is given a second time"
         self.lease_ids.add(lease_id)
         job.place, job.handed_out, job.doomed = "leased", True, False
@@ -124,10 +126,12 @@ class LeaseModel:
             job.place = "ready"
         return len(held)
 
-    # -- the end of a process ------------------------------------------------------------------------------
+    # -- restarts ------------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Leases are kept but for those of connections, or all is ready and never was handed out. What moves goes on to move."""
+        """Logged leases are kept, except those of connections; otherwise all jobs are ready and count as never
+        delivered. Moves continue.
+        """
         for job in self.jobs.values():
             if self.config.leases_durable:
                 if job.place == "leased" and job.connection:
@@ -136,7 +140,7 @@ class LeaseModel:
             elif job.place != "moving":
                 job.place, job.handed_out, job.deliveries, job.doomed = "ready", False, 0, False
 
-    # -- what is seen from outside -------------------------------------------------------------------------
+    # -- visible state -------------------------------------------------------------------------------------
 
     def seen(self) -> Seen:
         return self.head, list(self.jobs), self.counts()

@@ -1,4 +1,4 @@
-"""What one watcher was told, frame after frame, over any number of streams: what no stream may say is refused here."""
+"""Checks the frames that one watcher gets, over any number of streams, and follows its cursors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from tests.support.sse_client import Frame
 
 
 class Ledger:
-    """Cursors as a client knows them. With `skips`, positions may also move in silence: filters, deletes, groups."""
+    """Cursors as a client knows them. With `skips`, positions may also move without a frame: filters, deletes,
+    groups.
+    """
 
     def __init__(
         self, cursors: dict[str, int] | None = None, *, skips: bool = False, keeps_data: bool = False
@@ -50,7 +52,7 @@ class Ledger:
         self._check_id(topic, frame)
 
     def _moved_to(self, topic: str, seq: int) -> None:
-        """Where a frame says that the watcher stands: there, or it has moved in silence."""
+        """The position according to a frame: equal to the known one, unless seqs were skipped without a frame."""
         known = self.cursors.setdefault(topic, seq)
         assert seq >= known if self.skips else seq == known, f"{topic}: known to be at {known}, now at {seq}"
         self.cursors[topic] = seq
@@ -71,7 +73,7 @@ class Ledger:
         first, last = data["gap_from"], data["gap_to"]
         self.gaps[topic].append((data["reason"], first, last))
         if data["reason"] == "recreated":
-            # Reading begins anew: all that was known of the topic was another one's.
+            # Reading starts again: what was known is of an earlier topic of this name.
             assert (first, last) == (1, data["head_seq"])
             self.cursors.pop(topic, None)
             self.seqs[topic].clear()
@@ -82,7 +84,7 @@ class Ledger:
         self.cursors[topic] = last
 
     def _check_id(self, topic: str, frame: Frame) -> None:
-        """The id names every topic of the stream, each with the cursor that the frames before it have led to."""
+        """The id contains every topic of the stream, each with the cursor to which the earlier frames have led."""
         if len(self.cursors) > 64:
             return
         cursors = frame.cursors

@@ -1,4 +1,4 @@
-"""One topic's log, changed as the shard changes it, without a shard."""
+"""One topic's log without a shard; the rig changes it as a shard would."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def new_log(
 def stage(
     log: TopicLog, sizes: list[int], *, tags: Names | None = None, nodes: Names | None = None, ts: int = 1
 ) -> Op:
-    """Stage a write as the shard does it."""
+    """Stage a write as the shard does."""
     for i, size in enumerate(sizes):
         chunk = log.chunk_for_append(ts)
         tag = log.tags.add(log.next_seq, tags[i]) if tags is not None else 0
@@ -75,7 +75,7 @@ def live_seqs(log: TopicLog, first: int, stop: int, dead: int) -> list[int]:
 
 
 def readable(log: TopicLog) -> list[int]:
-    """What a reader finds, looking as `Reader` looks."""
+    """What a reader finds, by the steps of `Reader`."""
     return live_seqs(log, log.view.first_seq, log.view.head + 1, DELETED)
 
 

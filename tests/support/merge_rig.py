@@ -1,4 +1,4 @@
-"""A topic with cold segments of 4 records each, a job at hand, and everything that readers can see of it."""
+"""A topic with cold segments of 4 records each, a job that merges them, and everything that readers can see of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def begun(
     topic: TopicConfig = FSYNC,
     moved: bool = True,
 ) -> Harness:
-    """Segments of 4 records in the cold tier but for the last two."""
+    """Segments of 4 records, all but the last two in the cold tier."""
     h = Harness(config, cold=store if store is not None else ObjectStore())
     h.put("t", topic)
     for seq in range(1, count + 1):
@@ -55,7 +55,7 @@ def begun(
 
 
 def plan(h: Harness, **options: Any) -> dict[str, Any]:
-    """As it comes over the wire."""
+    """The plan as the HTTP answer has it."""
     body: dict[str, Any] = msgspec.to_builtins(h.do(mrg.PlanMerge("t", **options)).body)
     return body
 
@@ -99,7 +99,7 @@ def _plain(part: Any) -> Any:
 
 
 def segments(h: Harness) -> list[tuple[int, int, int, str]]:
-    """First seq, generation, rows and tier of each."""
+    """First seq, generation, rows and tier of each segment."""
     log = h.engine.shard.state.published["t"]
     return [
         (chunk.meta.first_seq, chunk.meta.generation, chunk.count, chunk.meta.tier)
@@ -114,7 +114,7 @@ def keys(h: Harness) -> list[str]:
 
 
 def current(h: Harness) -> tuple[Manifest, dict[int, Any]]:
-    """The manifest that CURRENT names, and the dead rows that go with it."""
+    """The manifest that CURRENT names, and its dead rows."""
     store, directory = h.cold, h.topic_dir("t")
     assert store is not None
 
@@ -130,7 +130,7 @@ def current(h: Harness) -> tuple[Manifest, dict[int, Any]]:
 
 
 def check_tidy(h: Harness, note: object = "") -> None:
-    """After grace and some checkpoints the store has the current segments and manifests, and nothing else."""
+    """After the grace period and some checkpoints the store has the current segments and manifests, and nothing else."""
     for _ in range(4):
         h.append("t", b'"after"')
         h.checkpoint()

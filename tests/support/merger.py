@@ -1,7 +1,9 @@
-"""A job that carries out a plan of merges, small and slow: a row at a time, on the engine's codec and nothing of its server.
+"""A job that executes a merge plan, small and slow: one row at a time, with the engine's codec and none of the
+server's code.
 
-`Merger(store, body).run()` does what a job does for the answer of a plan call: it reads inputs and marks, writes the four files of each
-output into staging, and the sidecar last. The store is anything with `put`, `read_range`, `length` and `exists`.
+`Merger(store, body).run()` takes the answer of a plan call. It reads inputs and deletion marks, and writes the four
+files of each output into staging, the sidecar last. The store is anything with `put`, `read_range`, `length` and
+`exists`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from topics.engine.storage.segments import (
 
 
 class Damaged(Exception):
-    """An input is not what its .sum says."""
+    """An input does not match its .sum file."""
 
 
 class Merger:
@@ -91,12 +93,12 @@ class Merger:
         base = f"topics/{self.plan['topic_id']}/{one['name']}"
         raw = self._read(f"{base}.sum")
         if raw[-8:].hex() != one["sum_digest"]:
-            raise Damaged("another .sum than planned", one["name"])
+            raise Damaged("not the .sum of the plan", one["name"])
         summary = msgspec.msgpack.decode(raw[HEADER_BYTES:-8], type=Sum)
         idx, content = self._read(f"{base}.idx"), self._read(f"{base}.data")
         blocks = [xxh(content[i : i + BLOCK_BYTES]) for i in range(0, len(content), BLOCK_BYTES)]
         if xxh(idx) != summary.idx_digest or blocks != summary.blocks:
-            raise Damaged("a digest does not agree", one["name"])
+            raise Damaged("a digest does not match", one["name"])
         tags, nodes, expiries = (
             parse_dict(base, self._read(f"{base}.dict"))
             if one["dict_bytes"]

@@ -1,14 +1,13 @@
-"""The semantics of topics as plain dicts and lists: what the engine must agree with.
+"""The semantics of topics as plain dicts and lists; the engine must agree with it.
 
-Written from spec/semantics.md sections 1 to 8 and 13 and http-api.md sections 4 to 6 and 15, for clarity only: no index,
-no files, no slices. It imports nothing of the engine, so a mistake there cannot hide here. Every operation takes
-`now`, the engine's time. It returns a plain tuple whose first item says what it is, or `Refused`; a refusal changes
-nothing.
+Written from the contract for clarity only: no index, no files, no slices. It imports nothing of the engine, so it
+cannot share its mistakes. Every operation takes `now`, the engine's time. It returns a plain tuple whose first item
+is its kind, or `Refused`; a refused operation changes nothing.
 
-Decisions where the text leaves room:
+Decisions where the contract leaves room:
 
-- `now - ts > ttl_ms` ends a record by the topic's TTL (strict, announced); `now > expires` ends it by its own (strict too, silent).
-  Which of the two it was is decided by which moment came first, not by who looked when.
+- `now - ts > ttl_ms` ends a record by the topic's TTL (strict, announced); `now > expires` ends it by its own
+(strict, without a tombstone). The earlier moment decides which of the two it was, not the time of a read.
 - A dedupe key is known while `now - first_success <= idempotency_window_ms`.
 - A refused write that would have created its topic leaves no topic behind.
 - `keep` spares the newest N of all live records, or of each matching tag.
@@ -20,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-Match = tuple[str, bytes]  # ("eq", tag) or ("prefix", text): ("prefix", b"") is any tag at all
+Match = tuple[str, bytes]  # ("eq", tag) or ("prefix", text); ("prefix", b"") matches any tag
 
 
 class Refused(NamedTuple):
@@ -58,7 +57,7 @@ class Rec:
 
 @dataclass(frozen=True, slots=True)
 class NewRec:
-    """What a writer sends."""
+    """A record as a writer sends it."""
 
     payload: bytes
     tag: bytes | None = None
@@ -72,7 +71,7 @@ class NewRec:
 
 @dataclass(frozen=True, slots=True)
 class Conf:
-    """The part of a topic's config that decides anything here."""
+    """The fields of a topic's config that matter here."""
 
     ttl_ms: int = 0
     cap_records: int = 0
@@ -90,8 +89,8 @@ class Conf:
 @dataclass(slots=True)
 class PageView:
     rows: list[tuple[int, int, bytes | None, bytes | None, bytes]]
-    next_from_seq: int  # the least the reader may be told
-    next_from_seq_max: int  # and the most: dead seqs after the last row may count as examined
+    next_from_seq: int  # the least that the reader may be told
+    next_from_seq_max: int  # the most: dead seqs after the last row may count as examined
     head_seq: int
     earliest_seq: int
     gap: Gap | None
@@ -113,13 +112,13 @@ class Topic:
     ram_keys: set[bytes] = field(default_factory=set)  # keys that every restart forgets, with their records
     moved_keys: set[bytes] = field(
         default_factory=set
-    )  # the same until the class changed: now as their records
+    )  # the same, until the class was changed: now forgotten only with their records
 
     def __post_init__(self) -> None:
         self.classes.add(self.conf.durability)
 
     def copy(self) -> Topic:
-        """Records and configs never change, so their containers are all there is to copy."""
+        """Records and configs are immutable, so only the containers are copied."""
         return replace(
             self,
             live=dict(self.live),
@@ -149,7 +148,7 @@ class Topic:
     # ---- retention
 
     def expire(self, now: int) -> None:
-        """Time does its work; first on every access."""
+        """Remove expired records; called first by every operation."""
         ttl = self.conf.ttl_ms
         for rec in list(self.live.values()):
             by_topic = rec.ts + ttl + 1 if ttl else None
@@ -178,7 +177,9 @@ class Topic:
             self.ram_keys = set()
 
     def outlasts(self, key: bytes, seqs: set[int]) -> bool | None:
-        """Whether a key is remembered by a restart that shows these records. None: its own were dead before."""
+        """Whether the key is remembered after a restart that shows these records. None: its own records were dead
+        before.
+        """
         _, first, count, _ = self.keys[key]
         batch = set(range(first, first + count))
         if batch & seqs:
@@ -186,7 +187,7 @@ class Topic:
         return False if key in self.ram_keys or batch & self.live.keys() else None
 
     def trim(self) -> None:
-        """Bring what lives back under the caps: per tag silently, then from the front, announced."""
+        """Apply the caps: per tag without a tombstone, then from the front, announced."""
         if self.conf.cap_per_tag:
             for rec in self._all_but_newest(self.conf.cap_per_tag, per_tag=True, of=self.live.values()):
                 del self.live[rec.seq]
@@ -218,7 +219,7 @@ class Topic:
     # ---- loss ranges
 
     def lose(self, first: int, last: int, reason: str) -> None:
-        """An involuntary hole behind live records. Neighbours of one reason are one range."""
+        """A loss in the middle of live records. Adjacent losses with the same reason are one range."""
         if self.losses and self.losses[-1].last + 1 == first and self.losses[-1].reason == reason:
             first = self.losses.pop().first
         self.losses.append(Loss(first, last, reason))
@@ -237,7 +238,9 @@ class Topic:
         from_ts: int = 0,
         frames: bool = False,
     ) -> PageView:
-        """With `frames` the page is bounded by the bytes of frames, which are not modelled: leave `max_bytes` alone."""
+        """With `frames` the size of a page is counted in bytes of frames, which are not modelled: do not set
+        `max_bytes`.
+        """
         self.expire(now)
         if frames:
             limit, max_bytes = min(limit or 1_000_000, 1_000_000), 1 << 60
@@ -284,9 +287,10 @@ class Topic:
         return PageView([rec.row() for rec in rows], low, high, self.head, self.earliest, gap)
 
     def _not_before(self, from_seq: int, from_ts: int) -> int:
-        """Where a read by time begins. It stays when all that lives is young enough, so that gaps are still told.
+        """Where a read by time begins. It does not move when all live records are young enough, so gaps are still
+        reported.
 
-        A loss behind the last record that is too old may have been young enough.
+        A loss after the last record that is too old may have been young enough.
         """
         if not self.live or self.live[self.earliest].ts >= from_ts:
             return from_seq
@@ -304,7 +308,7 @@ class Topic:
         return [rec for rec in self.live.values() if tag_matches(rec.tag, match)]
 
     def view(self) -> tuple[object, ...]:
-        """All that a reader could ever find out, for comparing two topics."""
+        """Everything visible to a reader, to compare two topics."""
         return (self.conf, self.head, tuple(self.live.values()), self.floor, tuple(self.losses))
 
 
@@ -442,7 +446,7 @@ class Model:
             return ("put", True, conf)
         if topic.conf.type != conf.type:
             return Refused("topic_exists_incompatible")
-        topic.expire(now)  # under the old rules, so that a looser one brings nothing back
+        topic.expire(now)  # under the old config, so that a looser one brings nothing back
         topic.change(conf)
         topic.expire(now)
         topic.trim()

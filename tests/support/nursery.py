@@ -1,10 +1,12 @@
-"""Servers without the second that Python takes to import one: forked from a process that has done so, once for each process of pytest.
+"""A fork server: starts test servers by forking a process that has already imported the code, which saves a second
+each time. Each pytest process has one.
 
-A server that is born here differs from `python -m workers` in nothing but that: it has its own pid, environment, working directory, standard
-streams and signals. Whoever asks about starts themselves, or about memory, runs the program (server.PROGRAM).
+A forked server is like `python -m workers`: it has its own pid, environment, working directory, standard streams and
+signals. Tests of the start itself, or of memory, run the program (server.PROGRAM).
 
-The nursery is spoken to over a socket, a message of JSON each way: `["start", module, environment]` with the descriptor of a log gives
-a pid: of a process that runs the `main` of that module; `["reap", pid]` its exit code. It ends with its socket.
+Requests and answers are JSON messages on a socket: `["start", module, environment]`, with the descriptor of a log
+file, returns the pid of a process that runs the `main` of that module; `["reap", pid]` returns its exit code. The
+fork server ends when the socket is closed.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ SERVER = "workers.__main__"
 
 
 class Born:
-    """A process of the nursery, used like one of subprocess."""
+    """A process of the fork server, with the interface of subprocess.Popen."""
 
     def __init__(self, nursery: Nursery, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._nursery = nursery
-        self._pidfd = os.pidfd_open(pid)  # nobody else reaps it, so it is the right one
+        self._pidfd = os.pidfd_open(pid)  # no other process reaps it, so the pid cannot have been reused
         self._reaping = threading.Lock()
 
     def poll(self) -> int | None:
@@ -65,7 +67,7 @@ class Born:
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout_ms: int | None) -> int | None:
-        """Its exit code, once it has ended in that time."""
+        """Its exit code, if it ends within that time."""
         if self.returncode is None:
             end = select.poll()
             end.register(self._pidfd, select.POLLIN)
@@ -96,12 +98,12 @@ class Nursery:
         with self._asking:
             socket.send_fds(self._socket, [json.dumps(question).encode()], fds or [])
             answer = self._socket.recv(MESSAGE_MAX)
-        assert answer, "the nursery is gone"
+        assert answer, "the fork server has ended"
         return json.loads(answer)
 
 
 def refused(environment: Mapping[str, str]) -> tuple[int, str]:
-    """A start that comes to its end by itself: the exit code, and what it said."""
+    """A start that is expected to fail: the exit code, and the output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     with tempfile.TemporaryFile() as log:
         born = nursery().start({**clean, "TOPICS_PORT": "0", **environment}, log)
@@ -116,11 +118,11 @@ def refused(environment: Mapping[str, str]) -> tuple[int, str]:
 
 @functools.cache
 def nursery() -> Nursery:
-    """The one of this process. It ends with it: its socket does."""
+    """The fork server of this process, with which it ends."""
     return Nursery()
 
 
-# ---- in the nursery
+# ---- in the fork server
 
 
 def main(fd: int) -> int:
@@ -128,8 +130,8 @@ def main(fd: int) -> int:
 
     import workers.__main__  # noqa: F401  # all that a server imports, for its children
 
-    setproctitle.getproctitle()  # looks where titles go, while arguments and environment lie where they were
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for pytest
+    setproctitle.getproctitle()  # locates the memory of the process title, while arguments and environment are still in place
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # SIGINT of a terminal is meant for pytest
     with socket.socket(fileno=fd) as asked:
         while True:
             message, fds, _, _ = socket.recv_fds(asked, MESSAGE_MAX, 1)

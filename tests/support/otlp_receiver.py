@@ -1,4 +1,4 @@
-"""A collector of spans: an HTTP server that takes what OTLP exporters send, and keeps it."""
+"""A collector of spans: an HTTP server that stores what OTLP exporters send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Span:
     kind: int
     trace_id: str
     span_id: str
-    parent_id: str  # empty: it begins the trace
+    parent_id: str  # empty: the root of the trace
     attributes: dict[str, Any]
     links: list[str]  # span ids
     is_error: bool

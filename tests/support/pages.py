@@ -1,11 +1,12 @@
-"""The pages' blocks of code, and what runs them: each page from top to bottom, as somebody who pastes all of it would.
+"""The code blocks of the documentation pages, and their runner: each page is run from top to bottom.
 
-Shell and Python blocks are run, JSON and TOML ones parsed, unless a comment in front of the block says why not (Python is compiled all the same):
+Shell and Python blocks are run, JSON and TOML ones parsed, unless a comment in front of the block says why not
+(Python is compiled anyway):
 
     <!-- not run: it needs Docker -->
 
-A block of `text` that follows a block shows what that one prints. Times, leases and the like are not compared, and `…` stands
-for anything. `<!-- any order -->` in front of it: its lines may come in any order.
+A block of `text` that follows a block shows its output. Times, leases and the like are not compared, and `…` matches
+anything. `<!-- any order -->` in front of it: its lines may come in any order.
 
     python -m tests.support.pages       # which blocks are not run, by reason
 """
@@ -32,15 +33,15 @@ from tests.support.server import PATIENCE_S, ROOT
 
 SHELL, PYTHON = ("bash", "sh", "console"), "python"
 PARSED = {"json": json.loads, "toml": tomllib.loads}
-# What is only looked at. Everything else has to be named here, or run.
+# Languages that are only displayed. All others have to be listed here, or are run.
 SHOWN = {"", "text", "mermaid", "js", "sql", "html", "diff", "nginx", "caddy", "yaml"}
-# Such lines are meant to be pasted, so their block has to say that it is one of a shell.
+# Lines like these are meant to be pasted, so their block must be marked as a shell block.
 COMMAND = re.compile(
     r"(\$ |(sudo |[A-Z_]+=\S+ )?(\.venv/bin/|(\./)?scripts/|curl |topics |topics-spark |docker |pip |python3? ))"
 )
-ENDS_S = 240.0  # below the time that a test has
-STREAM_CUT = 28  # curl's code when --max-time ends a stream
-# A stream is cut by its silence here, not by the clock: a slow machine may need longer until it speaks.
+ENDS_S = 240.0  # below the timeout of a test
+STREAM_CUT = 28  # curl's exit code when --max-time ends a stream
+# A stream ends after this much silence, not after a total time: a slow machine may need longer for the first bytes.
 CURL = """#!/bin/sh
 for word; do
     [ "$word" != --max-time ] || exec {patient} "$@"
@@ -72,7 +73,7 @@ class Block:
     language: str
     text: str
     not_run: str | None = None
-    shown: str | None = None  # what it prints
+    shown: str | None = None  # its expected output
     any_order: bool = False
 
     def __str__(self) -> str:
@@ -90,7 +91,7 @@ def pages() -> list[str]:
 
 
 def blocks(page: str) -> list[Block]:
-    """The blocks of a page. What a block prints is with it, and is no block of its own."""
+    """The blocks of a page. The expected output of a block belongs to it, and is not a block of its own."""
     found: list[Block] = []
     for block, comment, headings in _fenced(page):
         last = found[-1] if found else None
@@ -109,7 +110,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def _fenced(page: str) -> Iterator[tuple[Block, str, int]]:
-    """Each block, the comment in front of it, and how many headings are between it and the block before."""
+    """Each block, the comment in front of it, and how many headings are between it and the previous block."""
     language: str | None = None
     comment, headings, start = "", 0, 0
     lines: list[str] = []
@@ -121,7 +122,9 @@ def _fenced(page: str) -> Iterator[tuple[Block, str, int]]:
             else:
                 lines.append(line + "\n")
         elif opened := re.fullmatch(r"\s*```(\w*)", line):
-            assert line.startswith("```"), f"{page}:{number}: a block in a list is not found by all readers"
+            assert line.startswith("```"), (
+                f"{page}:{number}: a block inside a list is not found by this parser"
+            )
             language, start, lines = opened[1], number, []
         elif told := re.fullmatch(r"<!-- (.*) -->", line):
             comment = told[1]
@@ -140,9 +143,10 @@ def not_run() -> dict[str, list[Block]]:
 
 
 class Shell:
-    """One shell for all blocks of a page: what one of them sets, the next one knows."""
+    """One shell for all blocks of a page, so variables and functions stay defined."""
 
-    # Each line names a script, whose output, failures and end go to files beside it. A failure is what `set -e` would call one.
+    # Each line names a script, whose output, failures and exit status go to files next to it. A command fails where
+    # `set -e` would end the script.
     DRIVER = """
         set -uE -o pipefail
         while read -r script <&3; do
@@ -170,14 +174,14 @@ class Shell:
         self._answers: IO[str] = os.fdopen(answers[0])
 
     def run(self, text: str) -> tuple[str, str, list[tuple[int, str]]]:
-        """What it prints, what it says on stderr, and its commands that failed, with their codes."""
+        """The script's output, its stderr, and the commands that failed, with their exit codes."""
         self._count += 1
         script = self._folder / f".block-{self._count}"
         script.write_text(text)
         self._orders.write(f"{script}\n")
         self._orders.flush()
         if not select.select([self._answers], [], [], ENDS_S)[0]:
-            return "", "", [(1, f"it does not end within {ENDS_S:g} s")]
+            return "", "", [(1, f"it did not end within {ENDS_S:g} s")]
         ended = self._answers.readline() == ""
         said = [Path(f"{script}.{name}") for name in ("out", "err", "failed")]
         out, err, failed = (path.read_text() if path.exists() else "" for path in said)
@@ -189,16 +193,16 @@ class Shell:
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
-            pass  # the block that does not end
+            pass  # the block that did not end
         finally:
             self._answers.close()
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, 9)  # what a page has left in the background
+                os.killpg(self._process.pid, 9)  # background processes of the page
             self._process.wait()
 
 
 class PageRunner:
-    """Runs the blocks of a page in a folder. `places` are what the pages say instead of this test's own paths and ports."""
+    """Runs the blocks of a page in a folder. `places` maps paths and ports of this test to those in the pages."""
 
     def __init__(
         self, folder: Path, places: Mapping[str, str], environment: Mapping[str, str] | None = None
@@ -235,7 +239,7 @@ class PageRunner:
         self.names: dict[str, Any] = {"__name__": "page"}
 
     def run(self, block: Block) -> None:
-        """Fails when the block does, or prints something else than the page shows."""
+        """Run one block. Fails when the block fails, or its output differs from the page."""
         printed = self.printed(block)
         if block.language == "console":
             compare(block, printed, self._here(_session(block.text)[1]))
@@ -251,7 +255,7 @@ class PageRunner:
         return self._run_shell(block, self._here(commands))
 
     def as_shown(self, printed: str) -> str:
-        """What it printed, in the words of the pages."""
+        """The output with this test's paths and ports replaced by those in the pages."""
         for said, meant in self._places.items():
             printed = printed.replace(meant, said)
         return printed
@@ -267,7 +271,7 @@ class PageRunner:
 
     def _run_python(self, block: Block, text: str) -> str:
         printed = io.StringIO()
-        # As many blank lines in front as the page has: a traceback then names the page's own line.
+        # Add blank lines in front, so that a traceback has the page's line numbers.
         code = compile("\n" * block.line + text, block.page, "exec", dont_inherit=True)
         with contextlib.redirect_stdout(printed), contextlib.chdir(self._folder), self._as_environment():
             exec(code, self.names)
@@ -299,7 +303,7 @@ class PageRunner:
 
 
 def _session(text: str) -> tuple[str, str]:
-    """Commands, which are lines that begin with `$ ` and those that go on with them; and what they print."""
+    """Commands (lines that begin with `$ `, with their continuation lines), and their output."""
     commands: list[str] = []
     shown: list[str] = []
     goes_on = False
@@ -312,7 +316,7 @@ def _session(text: str) -> tuple[str, str]:
     return "".join(commands), "".join(shown)
 
 
-# What differs from run to run.
+# Values that differ from run to run.
 CHANGING = [
     (r'"performance":\{[^}]*\}', '"performance":{}'),
     (r'"effective_priority":\d+', '"effective_priority":0'),
@@ -345,7 +349,7 @@ def compare(block: Block, printed: str, shown: str) -> None:
 
 
 def write_shown(block: Block, printed: str) -> None:
-    """Put what a block prints into its page."""
+    """Replace the expected output of a block in its page."""
     path = ROOT / block.page
     lines = path.read_text().splitlines(keepends=True)
     first = lines.index("```text\n", block.line) + 1
@@ -354,7 +358,7 @@ def write_shown(block: Block, printed: str) -> None:
 
 
 def check(block: Block) -> None:
-    """What is known about a block without running it."""
+    """Checks of a block that do not run it."""
     if block.language in PARSED:
         try:
             PARSED[block.language](block.text)
@@ -368,12 +372,10 @@ def check(block: Block) -> None:
             raise AssertionError(f"{block}: {error}") from error
     if block.language in (*SHELL, PYTHON):
         return
-    assert block.language in SHOWN, (
-        f"{block}: say in tests/support/pages.py what is done with {block.language!r}"
-    )
+    assert block.language in SHOWN, f"{block}: add the language {block.language!r} to tests/support/pages.py"
     if block.not_run is None:
         pasted = [line for line in block.text.splitlines() if COMMAND.match(line)]
-        assert not pasted, f"{block} has commands, so it is a block of bash: {pasted}"
+        assert not pasted, f"{block} has commands, so its language must be bash: {pasted}"
 
 
 if __name__ == "__main__":

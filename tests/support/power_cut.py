@@ -1,11 +1,12 @@
-"""A machine whose power can be cut under a real server: SimDisk behind a real mount.
+"""Power cuts for a real server: a SimDisk behind a real mount.
 
-`Machine` mounts a file system whose every file lives in a SimDisk, in a process of its own that speaks the kernel's
-FUSE protocol over /dev/fuse (no library is needed). The server's files go through the real system calls and the real
-kernel; what it has not synced is forgotten, torn or kept by chance when `cut` is called.
+`Machine` mounts a file system whose files are in a SimDisk, in a process of its own that speaks the kernel's FUSE
+protocol on /dev/fuse (no library is needed). The server uses real system calls and the real kernel. When `cut` is
+called, unsynced data is lost, torn or kept at random.
 
-The kernel writes through (no writeback cache is asked for), so SimDisk hears each write and each sync in order. syncfs
-is not passed on to file systems of this sort; the worker syncs `.sync_all` after it (workers/shard/failpoints.py).
+The kernel writes through (the writeback cache is not requested), so SimDisk gets each write and each sync in order.
+The kernel does not pass syncfs on to such file systems; the worker syncs `.sync_all` after it
+(workers/shard/failpoints.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DEVICE = "/dev/fuse"
 SYNC_ALL = ".sync_all"
 MAX_WRITE = 1 << 20
 MNT_DETACH = 2
-CACHE_S = 3600  # nobody else changes the files
+CACHE_S = 3600  # no other program changes the files
 INIT_FLAGS = 1 << 5 | 1 << 22  # big writes, max_pages
 PROTOCOL = (7, 31)
 SIZE_IS_SET = 1 << 3
@@ -41,13 +42,13 @@ OUT_HEADER = struct.Struct("<IiQ")
 ATTRIBUTES = struct.Struct("<6Q10I")
 ENTRY = struct.Struct("<4Q2I")
 DIRECTORY_ENTRY = struct.Struct("<QQII")
-TRANSFER = struct.Struct("<QQIIQII")  # a read or a write
+TRANSFER = struct.Struct("<QQIIQII")  # of a read or a write
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing() -> str | None:
-    """Why no machine can be made here; None when one can."""
+    """Why power cuts cannot be simulated on this machine; None when they can."""
     if os.geteuid() != 0:
         return "mounting needs root"
     if not os.path.exists(DEVICE):
@@ -64,7 +65,9 @@ def missing() -> str | None:
 
 @dataclass(eq=False)
 class _Node:
-    """What the kernel knows by a number. A file is held open: its name may go while it is in use."""
+    """A node number of the kernel and its file. Files are held open: the name may be removed while the file is in
+    use.
+    """
 
     number: int
     parent: _Node | None
@@ -79,7 +82,7 @@ class _Node:
 
 
 class FileSystem:
-    """Answers the kernel's requests out of a SimDisk."""
+    """Answers the kernel's requests from a SimDisk."""
 
     def __init__(self, disk: SimDisk) -> None:
         self.disk = disk
@@ -280,7 +283,7 @@ def _unmount(path: str) -> None:
 
 
 def _serve(path: str, seed: int) -> None:
-    """Run the file system; commands come on standard input, and each is answered by a line."""
+    """Run the file system. Commands come on standard input; each is answered with one line."""
     disk = SimDisk(seed)
     disk.close(disk.open(SYNC_ALL, create=True))
     disk.sync_dir("")
@@ -290,12 +293,12 @@ def _serve(path: str, seed: int) -> None:
         while True:
             ready, _, _ = select.select([device, sys.stdin], [], [])
             if device in ready:
-                with contextlib.suppress(FileNotFoundError):  # whoever asked was killed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # the caller was killed meanwhile
                     request = os.read(device, MAX_WRITE + 8192)
                     reply = system.answer(request)
                     if reply is not None:
                         os.write(device, reply)
-                continue  # what was asked before the command comes before it
+                continue  # handle requests that were sent before the command first
             words = sys.stdin.readline().split()
             if not words:
                 return
@@ -329,12 +332,12 @@ class Machine:
         return {VARIABLE: str(self.failpoints)}
 
     def cut(self, server: Server) -> None:
-        """The power goes: all processes at once, and what the disk had not got."""
+        """Cut the power: kill all processes at once, and lose what the disk did not have."""
         server.kill()
         self.lose()
 
     def lose(self) -> None:
-        """What was not synced is lost, or not; nobody has a file open."""
+        """Unsynced data is lost, or not. No process may have a file open."""
         self._order("cut")
 
     def fill(self, full: bool) -> None:

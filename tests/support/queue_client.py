@@ -1,4 +1,4 @@
-"""Queues and consumers as an outside client sees them: calls, whole answers, and the shape of a job."""
+"""Client helpers for queues and consumers: they check whole answers and the fields of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.contract import Json, ok, state_of
 from tests.support.server import Reply, Server
 
 NODE = "worker-1"
-SETTLES: dict[str, Json] = {"ack": {}, "nack": {}, "extend": {"lease_ms": 1000}}  # what each needs besides
+SETTLES: dict[str, Json] = {"ack": {}, "nack": {}, "extend": {"lease_ms": 1000}}  # further fields of each
 COUNT_OF = {"ack": "acked", "nack": "nacked", "extend": "extended"}
 LEASE_ID = re.compile(r"lease_[1-9a-f][0-9a-f]{0,15}")
 
@@ -25,7 +25,7 @@ def call(server: Server, topic: str, verb: str, **body: Any) -> Reply:
 
 
 def claim(server: Server, topic: str, max: int = 1, **body: Any) -> list[Json]:
-    """The jobs of a claim, whose answer is checked as a whole."""
+    """The jobs of a claim; the whole answer is checked."""
     answer = ok(call(server, topic, "claim", max=max, **body))
     assert set(answer) == {"topic", "claimed", "count", "ready"}
     jobs: list[Json] = answer["claimed"]

@@ -1,4 +1,4 @@
-"""HTTP/1 by hand: requests as bytes, and answers read with nothing but their own Content-Length."""
+"""A raw HTTP/1 client: requests are bytes, and answers are read by their Content-Length alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.server import Reply, Server
 
 
 class Closed(Exception):
-    """The server closed the connection instead of answering; `rest` is what came before that."""
+    """The server closed the connection instead of answering; `rest` is what it sent before."""
 
     def __init__(self, rest: bytes) -> None:
         super().__init__(rest)
@@ -19,7 +19,7 @@ class Closed(Exception):
 
 @dataclass
 class RawReply(Reply):
-    raw: bytes = b""  # head and body as they came
+    raw: bytes = b""  # head and body exactly as received
 
 
 class RawClient:
@@ -38,7 +38,7 @@ class RawClient:
         self.socket.shutdown(socket.SHUT_WR)
 
     def read(self, *, with_body: bool = True) -> RawReply:
-        """The next answer. Interim ones are answers too: their status is 100."""
+        """The next answer. Interim responses (status 100) count as answers."""
         while (end := self._rest.find(b"\r\n\r\n")) < 0:
             self._more()
         head = self._rest[:end].decode("latin-1").split("\r\n")

@@ -1,7 +1,7 @@
-"""A data directory with several shards on one simulated disk, in a test's hands: fill it, change the number, look at all of it.
+"""A data directory with several shards on one simulated disk: fill it, change the number of shards, compare.
 
-`picture` is everything that a reader, a worker of a queue, a rule or a repeated key could find out, shard by shard put together.
-It does not say on which shard something lies, so pictures before and after a change must be equal.
+`picture` is everything that a reader, a worker of a queue, a rule or a repeated key could find out, over all shards.
+It does not say which shard has what, so pictures before and after a change must be equal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from workers.watch import session_file
 from workers.watch.feeds import GroupRow
 from workers.watch.sessions import SessionRow
 
-# A picture checks the invariants; to do so in every turn would be most of the time.
+# A picture checks the invariants; checking them in every turn would take most of the time.
 CONFIG = msgspec.structs.replace(SMALL, wal_file_bytes=16_384, verify=False)
 RIDING = msgspec.structs.replace(CONFIG, inline_bytes=4096)  # small topics have no files
 NODE = b"w"
@@ -53,7 +53,7 @@ Picture = dict[str, Any]
 
 
 class Seat(Harness):
-    """One shard. The disk is the others' too: a stop leaves it alone."""
+    """One shard. The disk belongs to the whole directory: stopping the shard leaves it alone."""
 
     def __init__(
         self, config: EngineConfig, disk: SimDisk, clock: SimClock, cold: SegmentStore | None = None
@@ -65,7 +65,7 @@ class Seat(Harness):
         self.open()
 
     def close(self) -> None:
-        """As the shell does it: what is at work comes to its next piece."""
+        """Stop as the shell does: running jobs continue to their next slice."""
         self.engine.stop_cold()
         self.rest()
         self._take(self.engine.close())
@@ -90,7 +90,7 @@ class Fleet:
         self.seats: list[Seat] = []
         self._lines: list[
             Line
-        ] = []  # of changes: what is left of one that was stopped must not reach the disk
+        ] = []  # disks of interrupted changes: what is left of those must not write any more
         if disk is not None:
             self.disk = disk
             return
@@ -99,7 +99,7 @@ class Fleet:
         publish_layout(self.disk)
         self.open()
 
-    # ---- life
+    # ---- start and stop
 
     @property
     def layout(self) -> Layout:
@@ -148,7 +148,7 @@ class Fleet:
             self.kill()
 
     def reshard(self, shards: int, look: Callable[[Progress], None] = lambda progress: None) -> Reshard:
-        """As the process does it that the supervisor starts."""
+        """Change the number of shards, as the process does that the supervisor starts."""
         self._lines.append(line := Line(self.disk))
         disk: Any = line
         work = Reshard(
@@ -165,7 +165,7 @@ class Fleet:
         return work
 
     def start(self, shards: int) -> None:
-        """A start that is told this number."""
+        """Start with this configured number of shards."""
         if shards != self.layout.shards:
             self.reshard(shards)
         else:
@@ -173,7 +173,7 @@ class Fleet:
         self.open()
 
     def verify(self) -> list[Finding]:
-        """What `topics verify` finds in the shards, which must be closed."""
+        """What `topics verify` finds. The shards must be closed."""
         layout = self.layout
         found: list[Finding] = []
         for shard in range(layout.shards):
@@ -187,7 +187,7 @@ class Fleet:
                     break
         return found
 
-    # ---- what is asked
+    # ---- requests
 
     def seat(self, topic: str) -> Seat:
         return self.seats[shard_of(topic, len(self.seats))]
@@ -218,7 +218,7 @@ class Fleet:
         assert isinstance(found, k.Claimed)
         return found
 
-    # ---- letters and copies, carried by hand
+    # ---- dead letters and copies, delivered by the test
 
     def letters(self, topic: str) -> list[k.DeadLetter]:
         seat = self.seat(topic)
@@ -241,7 +241,7 @@ class Fleet:
         return shipped
 
     def make_rule(self, rule: f.Forward, *, at: list[int] | None = None) -> None:
-        """As the catalog does it; `at`: only these shards have heard of it yet, and it is still being made."""
+        """Make a rule as the catalog does. `at`: only these shards know it yet, and it is still being made."""
         self.seats[0].do(f.PutForward(rule))
         self.do(f.OpenInflow(rule.dest, rule.uid, rule.name))
         homes = range(len(self.seats)) if rule.is_pattern else [shard_of(rule.source, len(self.seats))]
@@ -251,7 +251,7 @@ class Fleet:
             self.seats[0].do(f.PutForward(msgspec.structs.replace(rule, state="active")))
 
     def copy(self, uid: int, source: str, count: int = 1000) -> int:
-        """Copy up to so many; how many went."""
+        """Copy up to this many records; returns how many were copied."""
         shard = self.seat(source).engine.shard
         log, rule = shard.state.published[source], shard.forwards.outflows[uid].forward
         mark = self.do(f.TakeCopies(rule.dest, shard.forwards.empty_copies(log, rule, 0))).mark
@@ -262,7 +262,7 @@ class Fleet:
         self.do(f.TakeCopies(rule.dest, copies))
         return self.seat(rule.dest).state(rule.dest).head_seq - before
 
-    # ---- all of it
+    # ---- comparison
 
     def picture(self) -> Picture:
         topics = {name: self._topic(name, log) for name, log in sorted(self.logs().items())}
@@ -334,7 +334,7 @@ class Fleet:
             "consumers": {row.name: row for row in consumers},
             "letters": letters,
             "inflows": inflows,
-            # A rule that is being made may not be at every shard yet.
+            # A rule that is being made may not be known to every shard yet.
             "outflows": {
                 uid: mark_in(outflows[uid].start_of(log.id), log.epochs)[1]
                 for uid in log.outflows
@@ -351,7 +351,9 @@ def seat_rows(page: c.Page) -> list[tuple[int, int, bytes]]:
 
 
 def after_power_cut(before: Picture, after: Picture) -> Picture:
-    """What a power cut may add to a picture: seqs of `disk` topics that were given ahead are skipped, and announced."""
+    """The picture with the changes that a power cut may cause: seqs of `disk` topics that were reserved ahead are
+    skipped, and announced.
+    """
     after = copy.deepcopy(after)
     for name, topic in after["topics"].items():
         was = before["topics"].get(name)
@@ -383,8 +385,8 @@ def same(before: Picture, after: Picture, *, power: bool = False) -> None:
 
 
 def fill(fleet: Fleet) -> None:
-    """Something of everything, on every shard. What a restart may take (leases in memory, say) is there as well."""
-    # Each power cut takes some seconds: nothing may end by itself.
+    """Some data of every kind on every shard, including what a restart may lose, such as leases in memory."""
+    # Each power cut takes some seconds: nothing may expire meanwhile.
     classes = [
         msgspec.structs.replace(kind, idempotency_window_ms=DAY_MS)
         for kind in (FSYNC, DISK, MEMORY, TopicConfig(durability="fsync", cap_records=3), EPHEMERAL)
@@ -424,7 +426,7 @@ def fill(fleet: Fleet) -> None:
     fleet.claim("q", 3)
     fleet.do(k.Settle("q", "ack", NODE, [1]))
     fleet.do(k.Settle("q", "nack", NODE, [2], delay_ms=DAY_MS))
-    fleet.do(k.Settle("q", "nack", NODE, [3], nack="dead", reason="bad"))  # a letter that moves
+    fleet.do(k.Settle("q", "nack", NODE, [3], nack="dead", reason="bad"))  # a dead letter that is being moved
     fleet.claim("q", 2)
     fleet.claim("light", 1)
     fleet.make_rule(f.Forward(1, "literal", "t0", "copies"))
@@ -437,7 +439,7 @@ def fill(fleet: Fleet) -> None:
     fleet.append("t0", *numbered(10, 3))
     fleet.copy(1, "t0", 2)
     fleet.do(c.DropTopic("gone"))
-    fleet.append("t9", *numbered(7, 2))  # in memory alone
+    fleet.append("t9", *numbered(7, 2))  # in memory only
     save_watches(fleet)
     fleet.sync()
 

@@ -1,16 +1,17 @@
-"""Judges what an engine shows after a restart, a crash or a power cut.
+"""Checks what an engine shows after a restart, a crash or a power cut.
 
-The log keeps the writes since the last restart in order, acked or not: after a crash each topic must show the state after
-some prefix of its writes (one log, cut somewhere), and how short the prefix may be is the durability class's promise:
+The log has the writes since the last restart in order, acked or not. After a crash each topic must show the state
+after some prefix of its writes (the log is cut at one position). How short the prefix may be depends on the
+durability class:
 
-- clean stop: all of them; process crash: at least all acked ones, exactly;
-- power cut: at least those acked after a sync, and everything in front of those in the log. A topic that was `disk` may
-  lose more, but then its head stands at or above the acked head, and the seqs in between are one loss range;
-- `memory` may come back with any prefix or nothing, `ephemeral` without records; neither may show anything invented;
-- a key is remembered if its records are there, and forgotten if they went with the restart.
+- clean stop: all writes; process crash: exactly all acked ones, and perhaps more;
+- power cut: at least those acked after a sync, and everything before them in the log. A topic that was `disk` may
+lose more, but then its head is at or above the acked head, and the seqs in between are one loss range;
+- `memory` may come back with any prefix or empty, `ephemeral` without records; neither may show anything unknown;
+- a key is remembered if its records are there, and forgotten if the restart lost them.
 
-A write that was refused is not in that log: it must never be seen. One whose outcome is called unknown stays, unacked.
-The prefix that matches becomes the new truth.
+A refused write is not in that log: it must never be seen. One of unknown outcome stays, unacked. The prefix that
+matches becomes the new model.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ def _twin(topic: Topic | None) -> Topic | None:
 
 
 class RestartJudge:
-    """What the topics of an engine show after one restart, and what its promises allow them to show."""
+    """The topics of an engine after one restart, compared with what its promises allow."""
 
     def __init__(self, how: str, *, unsure: bool, sync_floor: int, now: int, events: Counter[str]) -> None:
         self.how = how
-        self.unsure = unsure  # what was not synced may be gone
+        self.unsure = unsure  # unsynced data may be lost
         self.sync_floor = sync_floor  # everything submitted up to here was synced
         self.now = now
         self.events = events
-        self.forgotten: list[tuple[str, bytes]] = []  # keys whose records the restart took
+        self.forgotten: list[tuple[str, bytes]] = []  # keys whose records the restart lost
         self._acked_heads: dict[int, int] = {}
 
     def _history(self, name: str, old: Model, log: list[Sent]) -> tuple[list[Topic | None], int]:
-        """The states of one topic after each of its writes, and the first of them that is allowed."""
+        """The states of one topic after each of its writes, and the index of the first that is allowed."""
         model = Model()
         if name in old.topics:
             model.topics[name] = old.topics[name].copy()
@@ -60,7 +61,7 @@ class RestartJudge:
         return states, least
 
     def verdict(self, name: str, old: Model, log: list[Sent], seen: Seen | None) -> tuple[Topic | None, bool]:
-        """The state that the engine shows, and whether all of it is known. Divergence when none is allowed."""
+        """The state that the engine shows, and whether all of it is known. Raises Divergence when none is allowed."""
         how, unsure, now = self.how, self.unsure, self.now
         states, least = self._history(name, old, log)
         soft = {"ephemeral"} if not unsure else {"ephemeral", "memory"}
@@ -78,7 +79,7 @@ class RestartJudge:
                 self._keep_keys(name, topic, topic, seen, whole=True)
                 return topic, "ephemeral" not in topic.classes
             tried.append(wanted)
-            # Only seqs of a class that acks before its sync are ever skipped.
+            # Only classes that ack before the sync ever skip seqs.
             if unsure and seen.head > topic.head and topic.classes - {"fsync"}:
                 topic.lose(topic.head + 1, seen.head, "crash")
                 topic.head = seen.head
@@ -98,16 +99,16 @@ class RestartJudge:
         )
 
     def _adopt(self, name: str, states: list[Topic | None], least: int, seen: Seen) -> Topic:
-        """A topic without promises may look like many things, but not like anything."""
+        """A topic without promises may have lost anything, but must not show anything unknown."""
         how = self.how
         known = [topic for topic in states if topic is not None]
         records = {rec.row(): rec for topic in known for rec in topic.live.values()}
         if not set(seen.rows) <= records.keys():
-            raise Divergence(f"{name!r} after {how}: records from nowhere: {set(seen.rows) - records.keys()}")
+            raise Divergence(f"{name!r} after {how}: unknown records: {set(seen.rows) - records.keys()}")
         if seen.head > max(topic.head for topic in known) and "disk" not in known[-1].classes:
-            raise Divergence(f"{name!r} after {how}: head {seen.head} is above all that was ever asked for")
+            raise Divergence(f"{name!r} after {how}: head {seen.head} is above all seqs ever requested")
         if seen.conf not in [topic.conf for topic in states[least:] if topic is not None]:
-            raise Divergence(f"{name!r} after {how}: config {seen.conf} was not the last")
+            raise Divergence(f"{name!r} after {how}: config {seen.conf} is not the last one")
         if seen.conf.durability == "ephemeral" and all(topic.classes == {"ephemeral"} for topic in known):
             if seen.rows:
                 raise Divergence(f"{name!r} is ephemeral and kept records over {how}: {seen}")
@@ -139,8 +140,9 @@ class RestartJudge:
         return adopted
 
     def _keep_keys(self, name: str, topic: Topic, before: Topic, seen: Seen, *, whole: bool) -> None:
-        """`topic` is what a restart left of `before`, and has the keys that can be told to have lasted. `whole`: every
-        write of `before` has lasted that was logged at all, so its key has too, also where its records were dead."""
+        """`topic` is the state after a restart, `before` the one before it. Keep the keys that certainly survived.
+        `whole`: every logged write of `before` survived, so its key did too, even where its records were dead.
+        """
         seqs = {row[0] for row in seen.rows}
         fates = {key: before.outlasts(key, seqs) for key in before.keys}
         self.forgotten += [(name, key) for key, lasts in fates.items() if lasts is False]

@@ -1,4 +1,4 @@
-"""Routers as a client sees them."""
+"""Client helpers for routers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def topics_like(server: Server, prefix: str) -> list[str]:
 
 
 def write_tagged(server: Server, topic: str, *tags: str | None) -> None:
-    """One record a tag, whose data is the tag."""
+    """Write one record per tag, with the tag as its data."""
     records = [{"data": tag, **({"tag": tag} if tag is not None else {})} for tag in tags]
     reply = server.post(f"/v0/topics/{topic}", {"records": records})
     assert reply.status in (200, 201), reply.body

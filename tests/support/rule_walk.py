@@ -1,7 +1,8 @@
-"""Long walks over the rules of a Hypothesis machine: many more steps than it would take, and nothing to shrink.
+"""Long random runs over the rules of a Hypothesis state machine: many more steps than Hypothesis takes, without
+shrinking.
 
-A machine shrinks what fails; a walk comes to states that take many steps. Both draw from one table: parameter → what
-it may be.
+Hypothesis shrinks failures; long runs reach states that take many steps. Both draw from one table: parameter → its
+possible values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Machine(Protocol):
 
 
 def walk(machine: Machine, seed: int, steps: int, choices: Choices, moves: Mapping[str, int]) -> None:
-    """`moves`: rules of the machine, and how often they come. Its `start` is the first."""
+    """`moves`: rules of the machine and their weights. Its `start` comes first."""
     rng = random.Random(seed)
 
     def call(name: str) -> None:

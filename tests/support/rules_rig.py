@@ -1,4 +1,4 @@
-"""Forwards on several shards without processes: asked for as a front would, and looked at where their parts are."""
+"""Routers on several shards without processes: requests as a front sends them, and checks of the parts on each shard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARDS = 2
 
 
 def name_on(shard: int, stem: str, shards: int = SHARDS) -> str:
-    """A topic that lies there."""
+    """A topic name that is placed on this shard."""
     return next(name for name in (f"{stem}{i}" for i in itertools.count()) if shard_of(name, shards) == shard)
 
 
@@ -25,7 +25,7 @@ def args_of(name: str = "", **fields: Any) -> bytes:
 
 
 def begin_put(made: Cluster, name: str, source: str, dest: str, **fields: Any) -> Key:
-    """Handed in at the catalog's shard, and not carried any further."""
+    """The request is handed in at the catalog's shard, and nothing else happens yet."""
     body = {"source": source, "dest": dest, **fields}
     return made.rig(0).receive(wire.PUT_FORWARD, "", body, args=args_of(name))
 
@@ -49,7 +49,7 @@ def names(made: Cluster, **fields: Any) -> list[str]:
 
 
 def asked(made: Cluster, op: int, args: bytes, body: Any = b"") -> wire.Reply:
-    """The answer; a worker that is down is waited for, for some time."""
+    """The answer; retried for some time while a worker is down."""
     rig = made.rig(0)
     key = rig.receive(op, "", body, args=args)
     for _ in range(50):
@@ -67,7 +67,7 @@ def body_of(reply: wire.Reply, status: int = 200) -> dict[str, Any]:
 
 
 def settle(made: Cluster) -> None:
-    """Everything, pauses included."""
+    """Do everything that can be done, including what waits for a pause to end."""
     for _ in range(8):
         made.rest()
         made.clock.advance(1_000)
@@ -81,7 +81,7 @@ def topics(made: Cluster) -> list[str]:
 
 
 def rules(made: Cluster) -> list[str]:
-    """What the catalog has, of which every part must be there, and of nothing else."""
+    """The catalog's rules, after a check that the shards have all parts of them and of nothing else."""
     shards = [made.rig(shard).core.engine.shard for shard in range(len(made.rigs))]
     count = len(shards)
     found = list(shards[0].forwards.catalog.values())

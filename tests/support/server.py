@@ -1,4 +1,4 @@
-"""A real server for tests: the supervisor and its children as processes, a data directory, a port of its own."""
+"""A real server for tests: supervisor and children as processes, with a data directory and a port of its own."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from typing import Any
 from tests.support.nursery import Born, nursery
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 120.0  # a loaded machine with several servers starting at once
+START_S = 120.0  # on a loaded machine, with several servers starting at once
 PROGRAM = (sys.executable, "-m", "workers")
-PATIENCE_S = 120.0  # with anything else; only what fails takes that long
+PATIENCE_S = 120.0  # of all other waits; only failures take that long
 
 
 @dataclass
@@ -42,14 +42,14 @@ class Reply:
 
 
 def readable(sock: socket.socket, timeout_s: float) -> bool:
-    """Whether there is something to read, or becomes so in time. (select() knows a thousand descriptors only.)"""
+    """Whether there is something to read, now or within the timeout. (select() is limited to 1024 descriptors.)"""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(timeout_s * 1000))
 
 
 def until(condition: Any, timeout_s: float = PATIENCE_S, every_s: float = 0.01) -> Any:
-    """Poll until the condition gives something true, and return that. Fails after the timeout."""
+    """Poll until the condition returns something true, and return that. Fails after the timeout."""
     give_up = time.monotonic() + timeout_s
     while True:
         value = condition()
@@ -61,7 +61,9 @@ def until(condition: Any, timeout_s: float = PATIENCE_S, every_s: float = 0.01) 
 
 
 def caught_up(read: Callable[[], Reply]) -> Reply:
-    """An answer that knows of all copies. One that could not wait for them says so, as on a machine that stands still."""
+    """Repeat a request until its answer includes all copies. On an overloaded machine an answer may say that it did
+    not wait for them.
+    """
     give_up = time.monotonic() + PATIENCE_S
     while True:
         reply = read()
@@ -70,7 +72,9 @@ def caught_up(read: Callable[[], Reply]) -> Reply:
 
 
 def let_in(ask: Callable[[], Reply]) -> Reply:
-    """The answer of a server that has time. One whose disk or processor stands still refuses writes, unseen: they may be repeated."""
+    """Repeat a request until the server accepts it. On an overloaded machine it refuses writes without executing
+    them, so they may be repeated.
+    """
 
     def answer() -> Reply | None:
         reply = ask()
@@ -82,7 +86,7 @@ def let_in(ask: Callable[[], Reply]) -> Reply:
 
 @dataclass
 class Server:
-    """One server. `environment` adds to, and overrides, what every test server gets."""
+    """One server. `environment` is added to the defaults of test servers, and overrides them."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -91,10 +95,10 @@ class Server:
     port: int = 0
     process: subprocess.Popen[bytes] | Born | None = None
     credentials: Mapping[str, str] = field(default_factory=dict)  # headers of every request
-    command: Sequence[str] = ()  # by which it is started; without one it comes from the nursery
+    command: Sequence[str] = ()  # the command that starts it; without one it is forked from the fork server
 
     def with_key(self, secret: str) -> Server:
-        """The same server, as a client with this key sees it."""
+        """The same server, accessed with this key."""
         return replace(self, credentials={"Authorization": f"Bearer {secret}"})
 
     @property
@@ -145,7 +149,7 @@ class Server:
             assert self.process is not None
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log}")
-            # With a key on probes any answer but 503 will do.
+            # When probes need a key, any answer but 503 will do.
             with contextlib.suppress(OSError, http.client.HTTPException):
                 return self.get("/readyz").status != 503
             return False
@@ -153,14 +157,14 @@ class Server:
         until(ready, timeout_s)
 
     def stop(self, timeout_s: float = PATIENCE_S, number: signal.Signals = signal.SIGTERM) -> int:
-        """A signal, and the exit code."""
+        """Send a signal, and return the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
-        """kill -9 of the supervisor; its children follow it."""
+        """kill -9 of the supervisor; its children end too."""
         assert self.process is not None
         children = list(self.children().values())
         self.process.kill()
@@ -231,14 +235,14 @@ class Server:
         return self.request("DELETE", path, headers=headers)
 
     def write(self, topic: str, *data: Any, **fields: Any) -> Reply:
-        """Write these payloads, one record each; `fields` go beside `records`."""
+        """Write these payloads, one record each; `fields` are further fields of the body."""
         return self.post(f"/v0/topics/{topic}", {"records": [{"data": value} for value in data], **fields})
 
     def diff(self, topic: str, **fields: Any) -> Reply:
         return caught_up(lambda: self.post(f"/v0/topics/{topic}/diff", fields))
 
     def connect(self, timeout_s: float = PATIENCE_S) -> socket.socket:
-        """A bare connection, for requests that no HTTP library would send."""
+        """A plain socket, for requests that no HTTP library would send."""
         return socket.create_connection((self.host.strip("[]"), self.port), timeout_s)
 
 

@@ -1,7 +1,7 @@
-"""Shards behind the wire without processes: real ShardCores on simulated disks, and the messages between them by hand.
+"""Shards without processes: real ShardCores on simulated disks; the test carries the messages between them.
 
-`Rig` is one shard and whatever fronts a test makes up. `Cluster` is several, whose messages to each other wait in `wires`
-until they are carried, so that a test decides what is lost and what comes late.
+`Rig` is one shard, with as many fronts as a test wants. `Cluster` is several shards, whose messages to each other
+wait in `wires` until they are carried, so a test decides what is lost or late.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Rig:
             shards=shards,
             max_forwards=max_forwards,
         )
-        self.takes = True  # fronts tell that they have taken their answers
+        self.takes = True  # fronts acknowledge the answers they have received
         self.jobs: list[Job] = []
         self.wake_at_ms: int | None = None
         self.replies: dict[tuple[bytes, int], wire.Reply] = {}
@@ -110,12 +110,12 @@ class Rig:
         self._take(self.core.turn())
 
     def rest(self) -> None:
-        """Turns and jobs until nothing is due."""
+        """Run turns and jobs until nothing is due."""
         self._take(self.core.idle())
         for _ in range(1000):
             if not self.step():
                 return
-        raise AssertionError("the shard never comes to rest")
+        raise AssertionError("the shard always has more work to do")
 
     def step(self) -> bool:
         """One job, or one turn; False when nothing is due."""
@@ -139,7 +139,7 @@ class Rig:
         return self.wake_at_ms is not None and self.wake_at_ms <= self.clock.monotonic_ms()
 
     def ask(self, op: int, topic: str = "t", body: Any = b"", **options: Any) -> wire.Reply | None:
-        """One request and all that follows from it; None while it is parked."""
+        """One request and everything that follows from it; None while it is parked."""
         key = self.receive(op, topic, body, **options)
         self.rest()
         return self.replies.get(key)
@@ -179,7 +179,7 @@ def error_of(reply: wire.Reply | None) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Mail:
-    """On its way between two shards. An answer is for one incarnation; a request reaches whoever is there."""
+    """A message between two shards. An answer is for one incarnation; a request reaches whichever is running."""
 
     sender: bytes
     source: int
@@ -189,7 +189,7 @@ class Mail:
 
 
 def name_of(rig: Rig) -> bytes:
-    """Its sockets at the others: each incarnation has its own."""
+    """The name of its sockets at other shards: each incarnation has its own."""
     return WORKER + b"%d-%d" % (rig.config.shard, rig.incarnation)
 
 
@@ -221,7 +221,7 @@ class Cluster:
             self.start(shard)
 
     def start(self, shard: int, *, heard: bool = True) -> Rig:
-        """A new incarnation. The others hear of it at once, unless they are to hear of it never."""
+        """Start a new incarnation. The others learn of it at once, unless they are never to learn of it."""
         rig = Rig(
             shard_config(self.config, shard),
             shards=len(self.rigs),
@@ -236,7 +236,7 @@ class Cluster:
         return rig
 
     def kill(self, shard: int) -> None:
-        """The process ends; the others hear of it at once."""
+        """The process ends; the others learn of it at once."""
         self.lose(shard)
         self._tell_peers([rig for _, rig in self._living()])
 
@@ -247,7 +247,7 @@ class Cluster:
         self._collect()
 
     def lose(self, shard: int) -> Rig:
-        """The process ends, and nobody has heard of it."""
+        """The process ends, and the others do not learn of it."""
         rig = self.rigs[shard]
         assert rig is not None
         self.rigs[shard] = None
@@ -256,7 +256,7 @@ class Cluster:
         return rig
 
     def cut_power(self) -> None:
-        """All processes end, and what was not synced is gone or not."""
+        """All processes end, and unsynced data is lost or not."""
         for shard, _ in self._living():
             self.lose(shard)
             self.disks[shard].crash()
@@ -274,7 +274,7 @@ class Cluster:
         return [(shard, rig) for shard, rig in enumerate(self.rigs) if rig is not None]
 
     def _collect(self) -> None:
-        """Put on the wires what the shards have to say."""
+        """Put outgoing messages of the shards on the wires."""
         for shard, rig in self._living():
             rig._take(rig.core.idle())
             sender = name_of(rig)
@@ -286,7 +286,7 @@ class Cluster:
                 self.wires.append(Mail(sender, shard, target, parts, peer))
 
     def carry(self) -> bool:
-        """One message reaches its end; False when there is none."""
+        """Deliver one message; False when there is none."""
         self._collect()
         if not self.wires:
             return False
@@ -308,13 +308,13 @@ class Cluster:
         return self.carry()
 
     def rest(self) -> None:
-        """Carry and turn until all is quiet."""
+        """Deliver messages and make turns until nothing is due."""
         for _ in range(10_000):
             for _, rig in self._living():
                 rig.rest()
             if not self.carry():
                 return
-        raise AssertionError("the shards never come to rest")
+        raise AssertionError("the shards always have more work to do")
 
     def ask(self, shard: int, op: int, topic: str, body: Any = b"", args: bytes = b"") -> wire.Reply | None:
         rig = self.rig(shard)

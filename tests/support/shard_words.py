@@ -1,4 +1,6 @@
-"""Requests to a shard and its answers, in the words of the engine and of the model (tests/support/model.py)."""
+"""Commands for the engine and the same operations for the model (tests/support/model.py), and the comparison of their
+results.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ class Divergence(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class Sent:
-    """One request on its way."""
+    """One request in flight."""
 
     kind: str
     topic: str
-    args: dict[str, Any]  # as the model takes them
+    args: dict[str, Any]  # arguments of the model's operation
     command: c.Command
-    index: int = 0  # place in the order of all submissions
+    index: int = 0  # position in the order of submissions
     now: int = 0
     expected: Any = None
     acked: bool = False
@@ -38,8 +40,8 @@ class Sent:
     changes_seen: int = 0
     may_be_full: bool = False
     changed: bool = True  # whether a reader could notice it
-    applied: bool = False  # the model shows it already
-    options: list[Any] = field(default_factory=list)  # what a read may say, as of its turn
+    applied: bool = False  # applied to the model already
+    options: list[Any] = field(default_factory=list)  # the results that a read may have, as of its turn
     erases: list[bytes] = field(default_factory=list)
 
     @property
@@ -56,7 +58,7 @@ class Sent:
         return getattr(model, self.kind)(now, self.topic, **self.args)
 
 
-# ---- requests, in the words of both
+# ---- requests, for engine and model
 
 
 def _conf(conf: Conf) -> TopicConfig:
@@ -143,11 +145,11 @@ def count_by_tag(topic: str, match: Match) -> Sent:
     return Sent("count_by_tag", topic, {"match": match}, c.CountByTag(topic, _match(match)))  # type: ignore[arg-type]
 
 
-# ---- answers, in the words of the model
+# ---- results of the engine, as the model has them
 
 
 def page_rows(page: c.Page) -> list[tuple[int, int, bytes | None, bytes | None, bytes]]:
-    """The records of a page, decoded here from their frames and checked against the page's columns."""
+    """The records of a page, decoded here from their frames and compared with the page's columns."""
     rows = []
     for i, seq in enumerate(page.seqs):
         buffer = page.frames[page.which[i] if page.which is not None else 0]
@@ -155,7 +157,7 @@ def page_rows(page: c.Page) -> list[tuple[int, int, bytes | None, bytes | None, 
         frame = bytes(buffer[start : start + page.lengths[i]])
         length, kind, _, _, frame_seq, ts, *_ = _FRAME.unpack_from(frame)
         if length + 4 != len(frame) or kind != 1 or frame_seq != seq or ts != page.timestamps[i]:
-            raise Divergence(f"row {i} of {page.topic!r}: the frame does not belong to seq {seq}: {frame!r}")
+            raise Divergence(f"row {i} of {page.topic!r}: the frame is not of seq {seq}: {frame!r}")
         _, _, tag, node, data = _frame_row(frame, 0)
         if page.tags is not None and page.tags[i] != tag:
             raise Divergence(f"seq {seq} of {page.topic!r}: column tag {page.tags[i]!r}, frame {tag!r}")
@@ -175,12 +177,12 @@ def _frame_row(buffer: bytes, start: int) -> tuple[int, int, bytes | None, bytes
 
 
 def frame_rows(page: c.FramePage) -> list[tuple[int, int, bytes | None, bytes | None, bytes]]:
-    """The records of a page of bare frames."""
+    """The records of a page that consists of frames only."""
     data, at, rows = b"".join(page.chunks), 0, []
     while at < len(data):
         length, kind, *_ = _FRAME.unpack_from(data, at)
         if kind != 1 or at + length + 4 > len(data):
-            raise Divergence(f"{page.topic!r}: no frame at byte {at} of {data!r}")
+            raise Divergence(f"{page.topic!r}: incomplete frame at byte {at} of {data!r}")
         rows.append(_frame_row(data, at))
         at += length + 4
     if len(rows) != page.count:
@@ -193,7 +195,7 @@ def conf_of(config: TopicConfig) -> Conf:
 
 
 def plain(kind: str, result: Any) -> Any:
-    """An engine's result as the model would say it."""
+    """An engine's result in the form of the model's."""
     if isinstance(result, TopicsError):
         actual = result.detail.get("actual")
         return Refused(result.code, actual if isinstance(actual, int) else None)
@@ -243,7 +245,7 @@ def agree(got: Any, wanted: Any) -> bool:
 
 @dataclass(slots=True)
 class Seen:
-    """All that a reader finds in one topic, reading from the start."""
+    """Everything that a reader finds in one topic, reading from the start."""
 
     conf: Conf
     head: int
@@ -255,7 +257,7 @@ class Seen:
 
 
 def is_cut(got: Any, wanted: Any) -> bool:
-    """Whether this is the beginning of that page: one that would span too many cold blocks ends early."""
+    """Whether `got` is the beginning of the wanted page: a page that would span too many cold blocks ends early."""
     if not (isinstance(got, PageView) and isinstance(wanted, PageView)):
         return False
     count = len(got.rows)
@@ -275,7 +277,7 @@ def read_all(read: Callable[[int], PageView]) -> tuple[list[Any], list[Gap]]:
         if page.next_from_seq >= page.head_seq:
             return rows, gaps
         if page.next_from_seq == cursor and page.gap is None:
-            raise Divergence(f"a reader at {cursor} never gets on: {page}")
+            raise Divergence(f"a reader at {cursor} makes no progress: {page}")
         cursor = page.next_from_seq
     raise Divergence("reading never ends")
 

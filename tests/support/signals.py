@@ -1,4 +1,4 @@
-"""Signals that find the main thread where it does not hear them."""
+"""Signals that another thread than the main one takes."""
 
 import ctypes
 import os
@@ -9,8 +9,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def signal_another_thread(pid: int, number: signal.Signals) -> None:
-    """As the kernel may do. Python's handler runs in the main thread all the same, which nothing interrupts:
-    for its wait this is as if the signal had come just before it."""
+    """Send the signal to a thread other than the main one, as the kernel may do. Python runs the handler in the main
+    thread, but that thread's system call is not interrupted: it is as if the signal had arrived just before its
+    wait.
+    """
     for thread in sorted(int(name) for name in os.listdir(f"/proc/{pid}/task")):
         if thread != pid and not _is_blocked(Path(f"/proc/{pid}/task/{thread}/status").read_text(), number):
             if _libc.tgkill(pid, thread, number):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class SimClock:
-    """Clock in a test's hands. The wall may jump either way; the monotonic side never runs back."""
+    """A clock under the test's control. The wall clock may jump either way; the monotonic one never goes back."""
 
     def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = wall_ms
@@ -17,12 +17,12 @@ class SimClock:
         return self._monotonic_ms
 
     def advance(self, ms: int) -> None:
-        """Time passes, on both clocks."""
+        """Let time pass, on both clocks."""
         if ms < 0:
-            raise ValueError(f"time does not run back: advance({ms}); use jump_wall")
+            raise ValueError(f"time does not go back: advance({ms}); use jump_wall")
         self._wall_ms += ms
         self._monotonic_ms += ms
 
     def jump_wall(self, ms: int) -> None:
-        """Somebody sets the wall clock forward or, with a negative number, back."""
+        """Set the wall clock forward or, with a negative number, back."""
         self._wall_ms += ms

@@ -1,4 +1,4 @@
-"""A disk in memory that forgets what was not synced, breaks when told to, and replays from a seed.
+"""A disk in memory that loses unsynced data at a crash and fails on request, at random from a seed.
 
 A file keeps `live` (what reads see: the page cache) apart from `durable` (what a
 power cut leaves), and in `pending` the ordered writes and truncations between
@@ -31,14 +31,13 @@ from dataclasses import dataclass, field
 
 SECTOR_BYTES = 512
 
-# How likely each pending write of a file is kept whole, drawn once per file and crash. One fixed
-# chance would make "all kept" and "all lost" vanishingly rare after a long run of writes, and
-# those are the two most common outcomes on real machines.
+# How likely each pending write of a file is kept whole, drawn once per file and crash. With one fixed chance, "all
+# kept" and "all lost" would be very rare after many writes, and those are the most common outcomes on real machines.
 _KEEP_CHANCES = (0.0, 0.2, 0.5, 0.8, 1.0)
 
 
 class SimulatedCrash(BaseException):
-    """The machine or the process stops here. Not an Exception, so that no handler in the engine eats it."""
+    """The machine or the process stops here. Derived from BaseException, so that no handler in the engine catches it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +46,7 @@ class _File:
     durable: bytearray = field(default_factory=bytearray)
     # In order, since the last sync: (offset, data) for a write, (length, None) for a truncation.
     pending: list[tuple[int, bytes | None]] = field(default_factory=list)
-    # A failed sync left live showing bytes that no later sync will make durable.
+    # After a failed sync `live` shows bytes that no later sync will make durable.
     diverged: bool = False
 
 
@@ -63,12 +62,12 @@ _Node = _File | _Dir
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """One journal record: `removed` goes, then `added` appears and is `node`."""
+    """One journal record: `removed` disappears, then `added` appears and is `node`."""
 
     removed: str | None = None
     added: str | None = None
     node: _Node | None = None
-    # For a move between directories, the other half and where it is recorded.
+    # For a move between directories, the other half and the directory with its record.
     twin: _Change | None = None
     twin_dir: _Dir | None = None
 
@@ -82,35 +81,35 @@ class _Plan:
 
 
 class SimDisk:
-    """Disk whose every failure is the seed's choice."""
+    """A disk whose failures are drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.calls = 0
         self.full = False
         self.capacity_bytes: int | None = None
-        self.spare_bytes = 1 << 50  # what `free_bytes` says while there is no capacity
+        self.spare_bytes = 1 << 50  # the result of `free_bytes` while there is no capacity
         self.trace: builtins.list[str] | None = None
         self._rng = random.Random(seed)
-        # Kept apart, so that drawing a salt does not change how the next crash falls out.
+        # A generator of its own, so that drawing a salt does not change what the next crash does.
         self._salts = random.Random(seed ^ 0x5A17)
         self._root = _Dir()
         self._handles: dict[int, _File] = {}
         self._next_handle = 3
         self._boot_count = 1
-        # What a crash has to look at, in the order it became dirty; dicts, because sets have no order.
+        # What a crash has to look at, in the order in which it became dirty; dicts, because sets have no order.
         self._dirty_files: dict[_File, None] = {}
         self._dirty_dirs: dict[_Dir, None] = {}
         self._plans: builtins.list[_Plan] = []
         self._down = False
-        # True when a call must stop to consult plans: one test on the hot path instead of several.
+        # True when a call must check plans: one test on the hot path instead of several.
         self._armed = False
 
     def __deepcopy__(self, _memo: object) -> SimDisk:
-        """Many tests begin with a copy of the same disk, and this takes less than half of the time."""
+        """Many tests begin with a copy of the same disk; this takes less than half the time of the default."""
         copied: SimDisk = pickle.loads(pickle.dumps(self, pickle.HIGHEST_PROTOCOL))
         return copied
 
-    # ---- what a test does to the disk; none of these count as calls
+    # ---- controls of the test; none of these count as calls
 
     def fail_at(self, call_number: int, error: int, *, of: str | None = None) -> None:
         """Make the Nth call from now (1 is the next) raise OSError(error), once.
@@ -136,7 +135,7 @@ class SimDisk:
         for directory in self._dirty_dirs:
             if directory.journal:
                 _settle(directory, self._rng.randint(0, len(directory.journal)))
-        # Only now, because settling a later directory may have drawn in more of an earlier one.
+        # Only now, because settling a later directory may have settled more of an earlier one.
         for directory in self._dirty_dirs:
             directory.journal.clear()
             directory.live = dict(directory.durable)
@@ -148,11 +147,11 @@ class SimDisk:
         self._restart("crash")
 
     def kill(self) -> None:
-        """Process crash: handles go, the page cache stays, unsynced work is still unsynced. Clears all plans."""
+        """Process crash: handles are lost, the page cache stays, unsynced data is still unsynced. Clears all plans."""
         self._restart("kill")
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Bit rot: flips in what reads see and in what a crash will leave."""
+        """Flip one bit, in what reads see and in what a crash will leave."""
         file = self._find(path)
         if not isinstance(file, _File):
             raise _error(errno.ENOENT, path)
@@ -362,7 +361,7 @@ class SimDisk:
                 _make_durable(file)
         self._dirty_files = {file: None for file in self._dirty_files if file.diverged}
 
-    # ---- the port: the machine
+    # ---- the port: free space, boot id, random numbers
 
     def free_bytes(self) -> int:
         self._enter("free_bytes")
@@ -392,7 +391,7 @@ class SimDisk:
         self._armed = True
 
     def _due(self, name: str, *args: object) -> _Plan | None:
-        """Trace this call and return the plan it falls under, if any. Plans of all calls count down."""
+        """Record this call in the trace, and return the plan that is due, if any. Plans of all calls count down."""
         if self._down:
             raise SimulatedCrash(f"{name} after the crash")
         if self.trace is not None:
@@ -451,7 +450,7 @@ class SimDisk:
         if end > len(live) and (self.full or self.capacity_bytes is not None):
             end_max = len(live) + self._room_bytes()
             if end > end_max:
-                # As the kernel does: what fits is written, then the call fails.
+                # As in the kernel: what fits is written, then the call fails.
                 data = data[: max(0, end_max - offset)]
                 failure = failure or _error(errno.ENOSPC)
         if data:
@@ -465,7 +464,7 @@ class SimDisk:
     def _room_bytes(self) -> int:
         if self.full or self.capacity_bytes is None:
             return 0
-        # An unlinked file holds its space until the last handle on it closes.
+        # An unlinked file keeps its space until its last handle is closed.
         files = dict.fromkeys(file for _, file in _walk(self._root, ""))
         files.update(dict.fromkeys(self._handles.values()))
         return max(0, self.capacity_bytes - sum(len(file.live) for file in files))
@@ -477,15 +476,14 @@ class SimDisk:
             file.diverged = True
 
     def _lose_cache(self, file: _File) -> None:
-        """Decide what reached the platter, then make live show exactly that."""
+        """Decide what reached the platter, then make live equal to that."""
         self._gamble(file)
         live, durable = file.live, file.durable
         if file.diverged or any(data is None for _, data in file.pending):
             file.live = bytearray(durable)
         else:
-            # Only the written ranges can differ. Copying those alone keeps a crash cheap when a
-            # few records were pending in a large preallocated file. Without truncations live is
-            # never the shorter of the two.
+            # Only the written ranges can differ. Copying only those keeps a crash cheap when a few records were
+            # pending in a large preallocated file. Without truncations live is never shorter than durable.
             del live[len(durable) :]
             for offset, data in file.pending:
                 assert data is not None
@@ -517,7 +515,7 @@ class SimDisk:
                 if second < len(data):
                     _splice(durable, offset + second, data[second:])
             elif fate == 3:
-                # The noise stays inside this write: its neighbours in the sector may have been synced.
+                # Only bytes of this write are garbled: others in the sector may have been synced.
                 first = self._sector_edge(offset, len(data))
                 second = min(len(data), first + SECTOR_BYTES - (offset + first) % SECTOR_BYTES)
                 _splice(durable, offset, data[:first] + rng.randbytes(second - first) + data[second:])
@@ -527,7 +525,7 @@ class SimDisk:
                 _resize(durable, end)
 
     def _sector_edge(self, offset: int, length: int) -> int:
-        """Where, relative to a write of `length` at `offset`, a random one of its sectors begins."""
+        """Offset, relative to a write of `length` at `offset`, where a random one of its sectors begins."""
         first_sector = offset // SECTOR_BYTES
         sector = self._rng.randint(first_sector, (offset + length - 1) // SECTOR_BYTES)
         return max(0, sector * SECTOR_BYTES - offset)
@@ -611,7 +609,7 @@ def _make_durable(file: _File) -> None:
     for offset, data in file.pending:
         _apply(durable, offset, data)
     file.pending.clear()
-    # Equal unless an earlier sync failed; the length is the inode's, and this sync did write that.
+    # Equal unless an earlier sync failed; the length is part of the inode, and this sync did write that.
     _resize(durable, len(file.live))
 
 

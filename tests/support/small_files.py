@@ -1,4 +1,4 @@
-"""Small files that are not what was written: every kind of damage, and a bound on the memory that reading them takes."""
+"""Tests of small files that are damaged in every way: they are refused, and reading them takes bounded memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAMAGE: dict[str, bytes | None] = {
     "a list": b"[]",
     "wrong types": b'{"servers":3,"jobs":3,"topics":[],"wanted":"","format":"1","shards":[]}',
     "a directory": None,
-    "a link to nothing": None,
+    "a dangling link": None,
     "a link to itself": None,
     "300 MiB": None,
 }
@@ -49,7 +49,7 @@ def one_line(done: Done, path: Path, code: int) -> None:
 
 
 def check(read: Callable[[Path, str], None], name: str, tmp_path: Path) -> None:
-    """Put every kind of damage in the place of the file and read it, in bounded memory."""
+    """Replace the file by every kind of damage and read it, in bounded memory."""
     for number, what in enumerate(DAMAGE):
         folder = tmp_path / str(number) / "folder"
         folder.mkdir(parents=True)

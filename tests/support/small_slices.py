@@ -1,4 +1,4 @@
-"""Slices so small that a few records take many turns: what works over several of them must come to the same."""
+"""Slices so small that a few records take many turns: work in several slices must give the same result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topics.engine.topic import consumer
 
 @contextmanager
 def slices_of(seed: int) -> Iterator[None]:
-    """Small ones for every other walk."""
+    """Small ones for every other run."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if seed % 2:
             use_small_slices(monkeypatch)

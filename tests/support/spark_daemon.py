@@ -1,6 +1,7 @@
-"""The process that Spark forks its Python workers from, with their modules already imported: `spark.python.daemon.module`.
+"""The daemon that forks Spark's Python workers, with their modules already imported: `spark.python.daemon.module`.
 
-Spark's own imports them after each fork, half a second each time. Not pyarrow, whose import starts a thread; nor may NumPy's.
+Spark's own daemon imports them after each fork, which takes half a second each time. pyarrow is not imported, because
+it starts a thread; NumPy must not start threads either.
 """
 
 from __future__ import annotations

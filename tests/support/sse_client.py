@@ -1,7 +1,7 @@
-"""A client of event streams, over HTTP/1.1 and over h2c: blocking, and strict about every byte of a frame.
+"""A blocking client of event streams, over HTTP/1.1 and h2c, that is strict about every byte of a frame.
 
-A frame is checked where it is read: lines in their order, LF alone, one line of data, the keys of an event in their
-order, an id of base64url. What a stream may say *after* what is judged by tests/support/ledger.py.
+A frame is checked when it is read: order of lines, LF only, one line of data, order of the keys of an event, a
+base64url id. Which frames may follow each other is checked by tests/support/ledger.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.server import Server, readable
 Protocol = Literal["http1", "h2c"]
 S = TypeVar("S", bound="EventStream")
 
-FRAME_S = 120.0  # a frame that is due has come by then, also on a loaded machine
+FRAME_S = 120.0  # a frame that is due arrives within this time, also on a loaded machine
 
 KEYS: dict[str, list[str]] = {
     "record": ["topic", "records", "from_seq", "to_seq", "head_seq"],
@@ -39,7 +39,7 @@ KEYS: dict[str, list[str]] = {
     "caught-up": ["topic", "head_seq"],
     "topic-deleted": ["topic", "head_seq", "reason"],
 }
-# Of what a queue or a consumer hands out: what each has, and what some have.
+# Fields of jobs and of records of a consumer: those of all of them, then those of some.
 JOB_KEYS = {"topic", "$seq", "$ts", "deliveries"}
 JOB_KEYS_MORE = {"$tag", "lease_id", "deadline", "data", "bytes", "meta", "$encoding", "headers"}
 ERROR_KEYS = {"code", "error", "message"}
@@ -49,12 +49,12 @@ _HEARTBEAT = re.compile(rb": hb (\d+)\n\n")
 
 
 class NotOpened(AssertionError):
-    """The answer was no stream."""
+    """The answer was not a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """`event` of what is no event: `retry`, and `hb` with its time as data."""
+    """`event` is `retry` or `hb` for frames that are not events; the data of `hb` is its time."""
 
     event: str
     data: Any
@@ -62,7 +62,7 @@ class Frame:
 
     @property
     def cursors(self) -> dict[str, int]:
-        """What the id says."""
+        """The cursors in the id."""
         assert self.id is not None, self
         return read_id(self.id)
 
@@ -116,7 +116,7 @@ def _check_job(event: str, data: Json, event_id: bytes) -> None:
 
 
 class EventStream(ABC):
-    """A stream that is open. What has not been read waits in the socket: a stream that nobody reads is stalled."""
+    """An open stream. Unread bytes wait in the socket, so a stream that is not read stalls."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -128,17 +128,17 @@ class EventStream(ABC):
 
     @abstractmethod
     def _take(self, data: bytes) -> bytes:
-        """The bytes of the stream in what came from the socket; sets `ended`."""
+        """Extract the bytes of the stream from what the socket received; sets `ended`."""
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def close(self) -> None:
-        """The client goes away, whatever is still on its way."""
+        """Close the connection, whatever is in flight."""
         self.socket.close()
 
     def receive(self) -> None:
-        """One read from the socket, which has something or will within the socket's timeout."""
+        """One read from the socket, which has data or gets some within its timeout."""
         try:
             data = self.socket.recv(1 << 18)
         except ConnectionResetError:
@@ -147,7 +147,7 @@ class EventStream(ABC):
         if not data:
             self.ended = True
         if self.ended:
-            assert not self._bytes, f"the stream ended inside of a frame: {bytes(self._bytes[-300:])!r}"
+            assert not self._bytes, f"the stream ended inside a frame: {bytes(self._bytes[-300:])!r}"
 
     def _feed(self, data: bytes) -> None:
         searched = max(0, len(self._bytes) - 1)
@@ -158,7 +158,7 @@ class EventStream(ABC):
             searched = 0
 
     def read(self, timeout_s: float = FRAME_S) -> Frame | None:
-        """The next frame of any kind; None: the stream has ended."""
+        """The next frame of any kind; None at the end of the stream."""
         give_up = time.monotonic() + timeout_s
         while not self.waiting:
             if self.ended:
@@ -172,7 +172,7 @@ class EventStream(ABC):
         return frame
 
     def next(self, timeout_s: float = FRAME_S) -> Frame:
-        """The next frame that is no heartbeat."""
+        """The next frame that is not a heartbeat."""
         while True:
             frame = self.read(timeout_s)
             assert frame is not None, "the stream has ended"
@@ -180,13 +180,13 @@ class EventStream(ABC):
                 return frame
 
     def take(self, *events: str) -> list[Frame]:
-        """The next frames, which are of these kinds."""
+        """The next frames, which must be of these kinds."""
         frames = [self.next() for _ in events]
         assert [frame.event for frame in frames] == list(events), frames
         return frames
 
     def until_caught_up(self, topics: int = 1) -> list[Frame]:
-        """Frames up to the one with which so many topics have said that they are caught up."""
+        """Frames up to the one with which this many topics have caught up."""
         frames: list[Frame] = []
         found: set[str] = set()
         while len(found) < topics:
@@ -196,7 +196,7 @@ class EventStream(ABC):
         return frames
 
     def until_records(self, count: int) -> list[Frame]:
-        """Frames up to the one with which so many records have come."""
+        """Frames up to the one with which this many records have arrived."""
         frames: list[Frame] = []
         while count > 0:
             frames.append(self.next())
@@ -206,7 +206,7 @@ class EventStream(ABC):
         return frames
 
     def rest(self) -> list[Frame]:
-        """What comes until the end of the stream, without heartbeats."""
+        """Everything up to the end of the stream, without heartbeats."""
         frames: list[Frame] = []
         while (frame := self.read()) is not None:
             if frame.event != "hb":
@@ -243,7 +243,7 @@ class Http1Stream(EventStream):
 
 
 class Http2Stream(EventStream):
-    """One stream on a connection of its own. What is not read is not acknowledged: the window closes."""
+    """One stream on a connection of its own. Unread data is not acknowledged, so the window closes."""
 
     def __init__(
         self, server: Server, path: str, headers: Mapping[str, str], connection: socket.socket
@@ -268,7 +268,7 @@ class Http2Stream(EventStream):
             raise NotOpened(status, bytes(self._bytes))
 
     def leave(self) -> None:
-        """The client resets its stream and keeps the connection."""
+        """Reset the stream, keep the connection."""
         self._h2.reset_stream(self._stream, ErrorCodes.CANCEL)
         self._flush()
 
@@ -278,7 +278,7 @@ class Http2Stream(EventStream):
             try:
                 self.socket.sendall(data)
             except OSError:
-                pass  # the server has closed, and what it said last is still to be read
+                pass  # the server has closed, but its last data is still unread
 
     def _take(self, data: bytes) -> bytes:
         if not data:
@@ -307,7 +307,7 @@ _KINDS: dict[Protocol, type[Http1Stream] | type[Http2Stream]] = {"http1": Http1S
 
 
 def watch(server: Server, topics: Mapping[str, Any] | str, *, query: str = "", **fields: Any) -> Json:
-    """A session, as the server answered; one topic may be given by its name alone."""
+    """Create a session; returns the server's answer. One topic may be given by its name alone."""
     named = {topics: {}} if isinstance(topics, str) else topics
     return ok(server.post(f"/v0/watch{query}", {"topics": named, **fields}))
 
@@ -323,7 +323,7 @@ def open_stream(
     receive_buffer: int | None = None,
     **headers: str,
 ) -> EventStream:
-    """GET of a session's stream, which must open; its retry frame is read and checked."""
+    """GET a session's stream, which must open; its retry frame is read and checked."""
     path = session if isinstance(session, str) else session["stream_url"]
     sent = {**server.credentials, **headers}
     if last_event_id is not None:
@@ -337,7 +337,7 @@ def open_stream(
 
 
 def try_open(server: Server, session: Json | str, **options: Any) -> EventStream | None:
-    """The stream, or None when it is refused or nobody is there."""
+    """The stream, or None when it is refused or the connection fails."""
     try:
         return open_stream(server, session, **options)
     except (NotOpened, OSError):
@@ -345,7 +345,7 @@ def try_open(server: Server, session: Json | str, **options: Any) -> EventStream
 
 
 def connect(server: Server, receive_buffer: int | None = None) -> socket.socket:
-    """A connection; with a small buffer the server notices soon that nobody reads."""
+    """A connection; with a small buffer the server soon notices that it is not read."""
     connection = socket.socket(socket.AF_INET)
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -362,7 +362,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def head_only(server: Server, path: str, **headers: str) -> Mapping[str, str]:
-    """The headers that HEAD is answered with, after which the connection ends or goes on without a body."""
+    """The headers of an answer to HEAD, after which the connection ends or continues without a body."""
     client = RawClient(server)
     sent = {**server.credentials, **headers}
     lines = [f"HEAD {path} HTTP/1.1", "Host: x", *(f"{name}: {value}" for name, value in sent.items())]
@@ -376,7 +376,7 @@ def head_only(server: Server, path: str, **headers: str) -> Mapping[str, str]:
 def follow(
     server: Server, topics: Mapping[str, Any] | str, protocol: Protocol = "http1", **fields: Any
 ) -> EventStream:
-    """A new session and its stream."""
+    """Create a session and open its stream."""
     return open_stream(server, watch(server, topics, **fields), protocol=protocol)
 
 
@@ -386,7 +386,7 @@ def pump(
     taken: Callable[[S, Frame], None],
     timeout_s: float = FRAME_S,
 ) -> None:
-    """Read whichever of the streams has something, until done; each frame but heartbeats is handed to `taken`."""
+    """Read from all of the streams until done; each frame except heartbeats is passed to `taken`."""
     give_up = time.monotonic() + timeout_s
     poller = select.epoll()
     by_fd = {stream.fileno(): stream for stream in streams if not stream.ended}

@@ -1,4 +1,6 @@
-"""A SegmentStore as an object store has it: whole objects, no rename, no append, nothing in place. Breaks when told to."""
+"""A SegmentStore with the semantics of an object store: whole objects, no rename, no append, no change in place.
+Fails on request.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from tests.support.sim_disk import SimulatedCrash
 
 
 class ObjectStore:
-    """What `put` has returned for lasts; a put that is stopped leaves nothing. Each call is noted and may fail."""
+    """What `put` has returned for is durable; an interrupted put leaves nothing. Each call is recorded and may fail."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -19,7 +21,7 @@ class ObjectStore:
         self.on_call: Callable[[str, str], None] = lambda name, key: None
         self._fails: dict[int, int | None] = {}
 
-    # ---- what a test does to it
+    # ---- controls of the test
 
     def fail_at(self, number: int, error: int) -> None:
         """The Nth call from now (1 is the next) raises OSError, once, and does nothing."""
@@ -58,7 +60,7 @@ class ObjectStore:
     def read_range(self, key: str, offset: int, length: int) -> bytes:
         self._enter("read_range", key)
         if offset < 0 or length < 0:
-            raise OSError(errno.EINVAL, "a range that is none")
+            raise OSError(errno.EINVAL, "invalid range")
         return self._find(key)[offset : offset + length]
 
     def delete(self, key: str) -> None:

@@ -1,4 +1,4 @@
-"""An engine with a cold tier beside it: topics whose first segments are on their way there, or have arrived."""
+"""An engine with a cold tier: topics whose first segments are about to be relocated, or have been."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def records(*seqs: int) -> list[tuple[int, bytes]]:
 
 
 def filled(store: ObjectStore | None = None, *, count: int = 14, secret: int = 0) -> Harness:
-    """Segments of 4 records, the first ones on their way to the cold tier."""
+    """Segments of 4 records, the first ones due for relocation."""
     h = Harness(TIERED, cold=store if store is not None else ObjectStore())
     h.put("t", FSYNC)
     for seq in range(1, count + 1):
@@ -34,7 +34,7 @@ def filled(store: ObjectStore | None = None, *, count: int = 14, secret: int = 0
 
 
 def relocated(store: ObjectStore | None = None, **options: int) -> Harness:
-    """Two segments in the cold tier alone, one sealed and one open on the hot tier."""
+    """Two segments in the cold tier only, one sealed and one open on the hot tier."""
     h = filled(store, **options)
     for _ in range(3):
         h.checkpoint()
@@ -43,7 +43,7 @@ def relocated(store: ObjectStore | None = None, **options: int) -> Harness:
 
 
 def moved(store: ObjectStore) -> Harness:
-    """Four segments in the cold tier alone."""
+    """Four segments in the cold tier only."""
     h = filled(store, count=22)
     for _ in range(3):
         h.checkpoint()
@@ -68,7 +68,7 @@ def tiers(h: Harness, topic: str = "t") -> list[str]:
 
 
 def check_kept(h: Harness, note: object) -> None:
-    """All that was acknowledged is there, and the next relocation comes to its end."""
+    """Every acknowledged record is there, and the next relocation succeeds."""
     seqs = h.seqs("t")
     assert set(range(1, 15)) - {3} <= set(seqs), note
     assert h.gaps("t") == [], note

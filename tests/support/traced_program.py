@@ -1,8 +1,8 @@
-"""A program that traces, as users write them: run as a process of its own, because a tracer provider is for a whole process.
+"""A user's program with tracing, run as a process of its own, because a tracer provider is global to a process.
 
     python -m tests.support.traced_program URL blocking|asyncio
 
-Spans go where the OTEL_… variables say. It prints what it read back as JSON.
+Spans are exported as the OTEL_… variables say. It prints the records that it read as JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def blocking(url: str) -> Any:
         with tracer.start_as_current_span("many"), client.producer("batched") as producer:
             producer.send(1)
         producer = client.producer("batched")
-        producer.send(2)  # in no trace at all
+        producer.send(2)  # outside of any trace
         producer.close()
 
         def handle(job: Job) -> None:
@@ -66,7 +66,7 @@ async def asynchronous(url: str) -> Any:
         producer = client.producer("batched")
         with tracer.start_as_current_span("many"):
             await producer.send(1)
-        await producer.send(2)  # in no trace at all; the producer's task was begun in one
+        await producer.send(2)  # outside of any trace; the producer's task was started inside one
         await producer.close()
 
         async def handle(job: Job) -> None:

@@ -1,8 +1,8 @@
-"""Watching without processes and without waiting: shards, fronts and clients in a test's hands.
+"""Watching without processes and without waiting: shards, fronts and clients under a test's control.
 
-`FeedRig` is one shard, and keeps all that it says under a number: the pages of a feed beside the answers. `Town` is shards and
-fronts with messages that wait in `up` and `down` until they are carried, and timers that fire when time is made to pass.
-`Client` is the far end of a stream: it takes what is written, unless it is told to be full.
+`FeedRig` is one shard; it keeps all replies and pages of a feed by their number. `Town` is shards and fronts whose
+messages wait in `up` and `down` until they are carried, with timers that fire when the test lets time pass. `Client`
+is the receiver of a stream: it takes everything that is written, unless it is set to be full.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from topics.protocols.http.exchange import Request, Response, Stream
 from topics.system.settings import Settings
 
 ROOMY = msgspec.structs.replace(SMALL, wal_file_bytes=MIB, cache_bytes=4 * MIB, segment_max_events=1000)
-QUICK = msgspec.structs.replace(ROOMY, verify=False)  # to look at every topic after every turn takes its time
+QUICK = msgspec.structs.replace(ROOMY, verify=False)  # checking every topic after every turn is slow
 PLAIN = FeedOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One message under the number of a feed."""
+    """One message of a feed."""
 
     status: int
     from_seq: int = 0
@@ -75,12 +75,12 @@ def page_of(reply: wire.Reply) -> Page:
 
 
 class FeedRig(Rig):
-    """One shard that also feeds: any number of replies under one number, and jobs that may fail."""
+    """One shard with feeds: any number of replies per number, and jobs that may fail."""
 
     def __init__(self, config: EngineConfig = ROOMY, **options: Any) -> None:
         self.heard: dict[tuple[bytes, int], list[wire.Reply]] = {}
         self.told: list[tuple[bytes, wire.Reply]] = []
-        self.is_syncing = True  # else jobs of that kind wait
+        self.is_syncing = True  # otherwise jobs of that kind wait
         super().__init__(config, **options)
 
     def _keep(self, peer: bytes, parts: list[wire.Buffer]) -> None:
@@ -111,9 +111,9 @@ class FeedRig(Rig):
                 self.turn()
             else:
                 return
-        raise AssertionError("the shard never comes to rest")
+        raise AssertionError("the shard always has more work to do")
 
-    # -- what fronts say -----------------------------------------------------------------------------------
+    # -- messages of fronts ------------------------------------------------------------------------------------
 
     def follow(
         self,
@@ -130,7 +130,7 @@ class FeedRig(Rig):
         return key
 
     def tell(self, op: int, key: tuple[bytes, int]) -> None:
-        """A word without an answer; nothing follows from it before `rest`."""
+        """A message without an answer, which has no effect before `rest`."""
         head = wire.request_head(key[1], 0, 0, op, 0, b"", b"", 0)
         self.core.receive(key[0], wire.message_head(self.incarnation) + head)
 
@@ -145,7 +145,7 @@ class FeedRig(Rig):
         self.rest()
 
     def pages(self, key: tuple[bytes, int]) -> list[Page]:
-        """All that was said under the number, the answer to the FOLLOW first."""
+        """All messages with the number; the answer to the FOLLOW comes first."""
         return [page_of(reply) for reply in self.heard.get(key, [])]
 
     def write(self, count: int = 1, topic: str = "t", node: str | None = None) -> None:
@@ -175,7 +175,7 @@ class FeedRig(Rig):
 
 
 class Client:
-    """Takes what is written; `close` ends it, as a loop would, after the call."""
+    """Takes what is written; `close` ends it after the call, as an event loop would."""
 
     def __init__(self, soon: Callable[[Callable[[], None]], None]) -> None:
         self.is_full = False
@@ -197,7 +197,7 @@ class Client:
         self.close()
 
     def leave(self) -> None:
-        """The connection is gone."""
+        """The connection is closed by the client."""
         self.is_closed = True
         if self.stream is not None and not self._told:
             self._told = True
@@ -218,7 +218,7 @@ class Client:
         return [frame for frame in self.frames if frame.event == event]
 
     def seqs(self, topic: str = "t", *, is_shared: bool = False) -> list[int]:
-        """Records of the topic in the order they came; frames must follow each other, unless a group shares them."""
+        """Seqs of the topic in the order of arrival. Frames must follow each other, unless a group shares them."""
         found: list[int] = []
         at: int | None = None
         for frame in self.frames:
@@ -236,7 +236,7 @@ class Client:
 
 
 class Front:
-    """A front's core and stream service; what it sends waits in the town."""
+    """A front's core and stream service; its outgoing messages wait in the rig."""
 
     def __init__(self, town: Town, name: bytes, settings: Settings) -> None:
         self.name = name
@@ -262,7 +262,7 @@ class Front:
         heartbeat_ms: int = 15_000,
         wid: str = "",
     ) -> Callable[[], Client]:
-        """A session that lasts and belongs to a stream; what is returned opens that."""
+        """A persistent session that belongs to a stream; calling the result opens that."""
         cursors = {"t": 0} if cursors is None and patterns is None else cursors or {}
         number = self.streams.next_number()
         wid = wid or f"wid-{self.name!r}-{number}"
@@ -271,7 +271,7 @@ class Front:
         desk.sessions.create(CreateSession(wid, b"", spec, cursors), 0)
         session = desk.sessions.open(self.name, OpenSession(wid, b"", number), 0)
         assert isinstance(session, OpenedSession)
-        desk.close()  # which saves
+        desk.close()  # a stream that saves its position
 
         def begin() -> Client:
             client = self.client()
@@ -311,7 +311,7 @@ class Front:
 
 
 class Answers(list[Response]):
-    """A `respond` that keeps what it gets, and opens the stream when the test says so."""
+    """A `respond` that keeps the answer, and opens the stream when the test says so."""
 
     def __init__(self, front: Front) -> None:
         super().__init__()
@@ -363,10 +363,10 @@ class Town:
         assert rig is not None
         return rig
 
-    # -- lives and deaths ----------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     def start(self, shard: int = 0) -> FeedRig:
-        rig = FeedRig(  # each on a disk of its own, and under caps of its own
+        rig = FeedRig(  # each on a disk of its own, with caps of its own
             self.config,
             incarnation=next(self._incarnations),
             clock=self.clock,
@@ -379,7 +379,7 @@ class Town:
         return rig
 
     def kill(self, shard: int = 0) -> None:
-        """The process ends, and the fronts hear of it."""
+        """The process ends, and the fronts learn of it."""
         self.rigs[shard] = None
         self.disks[shard].kill()
         self.up = deque(wait for wait in self.up if wait[1] != shard)
@@ -403,7 +403,7 @@ class Town:
             self.up += [(front, shard, parts) for shard, parts in front.core.take_messages()]
 
     def carry_up(self) -> bool:
-        """All that fronts have to say reaches the shards, which take a turn."""
+        """All messages of fronts reach the shards, which take a turn."""
         self.collect()
         waiting, self.up = self.up, deque()
         for front, shard, parts in waiting:
@@ -428,13 +428,13 @@ class Town:
         return True
 
     def rest(self) -> None:
-        """Everything that needs no time."""
+        """Everything that does not need time to pass."""
         for _ in range(10_000):
             while self._soon:
                 self._soon.popleft()()
             if not self.carry_down() and not self.carry_up() and not self.down and not self._soon:
                 return
-        raise AssertionError("the town never comes to rest")
+        raise AssertionError("the shards and fronts always have more work to do")
 
     def write(self, count: int = 1, topic: str = "t", **fields: Any) -> None:
         self.shard_for(topic).write(count, topic, **fields)
@@ -456,7 +456,7 @@ class Town:
         self._soon.append(action)
 
     def advance(self, us: int) -> None:
-        """Time passes, and what is due happens in its order."""
+        """Let time pass; timers fire in order."""
         end = self.now + us
         self.rest()
         while self._timers and self._timers[0][0] <= end:

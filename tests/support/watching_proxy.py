@@ -1,5 +1,6 @@
-"""An HTTP proxy in front of a server that does something at a chosen request: before the server gets it, while it works on it, or
-when it has answered and the client does not know yet. The client's connection then ends without an answer.
+"""An HTTP proxy in front of a server that calls a function at a chosen request: before the server gets it, while the
+server works on it, or after the answer but before the client gets it. The client's connection then ends without an
+answer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ When = Literal["before", "during", "after"]
 class _Trap:
     ending: str  # of the path
     when: When
-    action: Callable[[int], None]  # gets the pid of the client
+    action: Callable[[int], None]  # called with the pid of the client
     skip: int
 
 
@@ -39,7 +40,7 @@ class WatchingProxy:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def at(self, ending: str, when: When, action: Callable[[int], None], *, skip: int = 0) -> None:
-        """Once, at the next request of such a path but for the first few."""
+        """Once, at the next request of such a path after the first few."""
         self.sprung.clear()
         self._trap = _Trap(ending, when, action, skip)
 
@@ -83,7 +84,7 @@ class WatchingProxy:
                     answer = connection.getresponse()
                     content = answer.read()
                 except (OSError, http.client.HTTPException):
-                    self.close_connection = True  # the server is gone: so is this connection
+                    self.close_connection = True  # the server closed the connection: close this one too
                     return
                 finally:
                     connection.close()
@@ -102,7 +103,7 @@ class WatchingProxy:
 
 
 def client_pid(port: int) -> int:
-    """The process on this machine whose end of a connection has this port."""
+    """The local process whose end of a connection has this port."""
     inodes = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
@@ -114,7 +115,7 @@ def client_pid(port: int) -> int:
                 with contextlib.suppress(OSError):
                     if os.readlink(f"/proc/{pid}/fd/{name}") in inodes:
                         return int(pid)
-    raise AssertionError(f"nobody has port {port}")
+    raise AssertionError(f"no process has port {port}")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A WebSocket client by hand: blocking, one frame at a time, strict about what the server may send."""
+"""A blocking WebSocket client: one frame at a time, strict about what the server may send."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ NO_REQUEST = {"unsupported_message", "server_shutting_down"}  # errors that may 
 
 @dataclass(frozen=True)
 class Closed(Exception):
-    """The server has ended the conversation; 1005 is a close without a code, 1006 a connection that just ended."""
+    """The server has closed the connection; 1005 is a close without a code, 1006 a connection that ended without a
+    close.
+    """
 
     code: int
 
@@ -104,7 +106,7 @@ class WebSocket:
     # -- receiving -----------------------------------------------------------------------------------------
 
     def ask(self, op: str, **fields: Any) -> Json:
-        """A command and the next message, which must be its reply."""
+        """Send a command, and return the next message, which must be its reply."""
         self.send(op, **fields)
         reply = self.next()
         assert reply.get("request_id") == fields.get("request_id"), reply
@@ -120,13 +122,13 @@ class WebSocket:
             self.send_frame(PONG, payload)
 
     def take(self, *ops: str) -> list[Json]:
-        """The next messages, which are of these kinds."""
+        """The next messages, which must be of these kinds."""
         messages = [self.next() for _ in ops]
         assert [message["op"] for message in messages] == list(ops), messages
         return messages
 
     def next_frame(self, timeout_s: float = MESSAGE_S) -> tuple[int, bytes]:
-        """The next message of any opcode, put together of its frames; a close is raised."""
+        """The next message of any opcode, assembled from its frames; a close is raised."""
         give_up = time.monotonic() + timeout_s
         opcode, payload, final = self._one_frame(give_up)
         while not final:
@@ -139,8 +141,8 @@ class WebSocket:
 
     def _one_frame(self, give_up: float) -> tuple[int, bytes, bool]:
         first, second = self._take(2, give_up)
-        assert not first & 0x70, "a reserved bit"
-        assert not second & 0x80, "a server does not mask"
+        assert not first & 0x70, "a reserved bit is set"
+        assert not second & 0x80, "a server must not mask"
         size = second
         if size >= 126:
             size = int.from_bytes(self._take(2 if size == 126 else 8, give_up))
@@ -163,7 +165,7 @@ class WebSocket:
         return taken
 
     def rest(self) -> tuple[list[Json], int]:
-        """What comes until the end, and the code of the close."""
+        """Everything until the end, and the code of the close."""
         messages: list[Json] = []
         while True:
             try:
@@ -192,7 +194,7 @@ def check_message(message: Json) -> Json:
 def refused_upgrade(
     server: Server, headers: Mapping[str, str | None] | None = None, path: str = "/v0/ws"
 ) -> Reply:
-    """The answer to a request for a WebSocket that does not become one; a header of None is left out."""
+    """The answer to a refused WebSocket upgrade; a header of None is left out."""
     sent = {**upgrade_headers(server), **(headers or {})}
     return server.request(
         "GET", path, headers={name: value for name, value in sent.items() if value is not None}

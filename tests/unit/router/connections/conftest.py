@@ -16,7 +16,7 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
 
     def build(**options: Any) -> Bench:
         benches.append(Bench(**options))
-        return benches[-1].meet()
+        return benches[-1].handshake()
 
     yield build
     for bench in benches:

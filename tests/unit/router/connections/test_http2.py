@@ -21,7 +21,7 @@ from router.connections.http2 import (
     Http2Connection,
 )
 from tests.support.faults import fault
-from tests.support.http2_bench import PING, Bench, Got, window_update
+from tests.support.http2_bench import PING, Bench, ReceivedResponse, window_update
 from topics.protocols.http.exchange import Request, Response
 from topics.protocols.http2.session import SETTINGS, STREAMS_MAX
 
@@ -233,7 +233,7 @@ def test_an_answer_after_a_reset_goes_nowhere(bench: Bench) -> None:
     bench.admission.waiting.pop(b"/gone")(Response(200, b"late"))
     bench.admission.waiting.pop(b"/kept")(Response(200, b"kept"))
     bench.run()
-    assert bench.client.got[gone] == Got()
+    assert bench.client.got[gone] == ReceivedResponse()
     assert bench.client.got[kept].body == b"kept"
 
 

@@ -16,7 +16,7 @@ from router.connections.http2 import (
     WRITE_BYTES_MAX,
 )
 from tests.support.faults import fault
-from tests.support.http2_bench import BODY_BYTES_MAX, Bench, Got
+from tests.support.http2_bench import BODY_BYTES_MAX, Bench, ReceivedResponse
 from topics.protocols.http.exchange import Request, Respond, Response
 
 # Bodies on their way in
@@ -305,7 +305,7 @@ def test_a_stream_that_is_reset_while_it_waits_to_send(bench: Bench) -> None:
     bench.server.resume_writing()
     bench.run()
     assert bench.client.got[kept].body == b"x" * 1000
-    assert bench.client.got[gone] == Got()
+    assert bench.client.got[gone] == ReceivedResponse()
 
 
 def test_what_can_be_sent_at_once_needs_no_budget(make_bench: Callable[..., Bench]) -> None:
