@@ -1,4 +1,4 @@
-"""Servers for the tests of this folder."""
+"""Real servers for the integration tests."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def session_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
 
 @pytest.fixture(scope="module")
 def shared_server(session_server: Server) -> Iterator[Server]:
-    """One server for all tests of a worker that only use topics of their own."""
+    """One server per process, for tests that use only their own topics."""
     yield session_server
     drop_all(session_server)
 
 
 def drop_all(server: Server) -> None:
-    """It checks all of its topics after every turn: those of other modules would cost more than the turns themselves."""
+    """With TOPICS_VERIFY the server checks all of its topics after every turn: those of other modules would make it slow."""
     for router in server.get("/v0/routers?page_size=1000").json["routers"]:
         server.delete(f"/v0/routers/{router['router']}")
     until(lambda: not left_of(server))
 
 
 def left_of(server: Server) -> list[str]:
-    """Topics that were there until now; they are dropped."""
+    """Deletes all topics; returns those that there were."""
     names = [row["topic"] for row in server.get("/v0/topics?page_size=1000").json["topics"]]
     for name in names:
         server.delete(f"/v0/topics/{quote(name, safe='')}")
@@ -44,7 +44,7 @@ def left_of(server: Server) -> list[str]:
 
 @pytest.fixture
 def start_server(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Start servers of this test's own; they are gone when it ends. Options are those of `Server`."""
+    """Starts servers for one test, with the options of `Server`; they are stopped when it ends."""
     servers: list[Server] = []
     numbers = itertools.count()
 

@@ -1,6 +1,6 @@
-"""`scripts/bench peers` runs for real, if only for moments: its results have the shape that its page is made from.
+"""`scripts/bench peers` runs with minimal loads: its results have the shape that the page of benchmarks is made from.
 
-Each part starts servers of its own. A run of the tests has one of writes and one of a queue; `--long` has all parts.
+Each part starts its own servers. A normal run measures writes and one queue; `--long` measures all parts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(params=SYSTEMS)
 def system(request: pytest.FixtureRequest, run: Any) -> str:
-    """Each system that is here; a missing peer's part of the test is skipped, with the reason."""
+    """Each installed system; the part of a missing one is skipped, with the reason."""
     name: str = request.param
     why = run[1]["meta"]["missing"].get(name)
     if why:
@@ -89,7 +89,7 @@ def test_its_waiting_reader_is_timed(run: Any, system: str) -> None:
 
 @in_long_runs
 def test_its_watchers_see_every_record(run: Any, system: str) -> None:
-    """That each saw each once is checked by the generator itself, whose failure would be among the failed."""
+    """The generator itself checks that each watcher saw each record once, and reports a failure otherwise."""
     rows = [row for row in run[1]["fanout"] if row["system"] == system]
     classes = ("ephemeral", "disk") if system == "topics" else ("ephemeral",)
     assert {(row["shape"], row["durability"]) for row in rows} == {
@@ -103,7 +103,7 @@ def test_its_watchers_see_every_record(run: Any, system: str) -> None:
 
 
 def test_its_queue_does_every_job(run: Any, system: str) -> None:
-    """That each was handed out once, and none is left, is checked by the generator, whose failure would be among the failed."""
+    """The generator itself checks that each job was delivered once and none is left, and reports a failure otherwise."""
     [row] = [row for row in run[1]["queue"] if row["system"] == system]
     assert (row["durability"], row["workers"]) == ("disk", 16)
     assert len(row["rounds"]) == 2
@@ -124,7 +124,7 @@ def test_claims_are_timed_with_few_and_many_waiting_jobs(run: Any) -> None:
 
 @in_long_runs
 def test_its_copies_all_arrive(run: Any, system: str) -> None:
-    """That each dest has each record once is checked by the measurement, whose failure would be among the failed."""
+    """The measurement itself checks that each dest has each record once, and reports a failure otherwise."""
     rows = [row for row in run[1]["forward"] if row["system"] == system]
     assert [row["dests"] for row in rows] == [0, 10]
     for row in rows:

@@ -1,6 +1,6 @@
-"""Goal: the caps of the whole server are exact over its shards, its restarts and the deaths of its workers.
+"""Goal: server-wide caps hold exactly, over all shards, restarts and deaths of workers.
 
-Method: real servers with three shards, many clients at once, and a count from outside.
+Method: real servers with three shards, many concurrent clients, and counts by a client.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def kill_worker(server: Server, shard: int) -> None:
 
 @pytest.fixture
 def full(start_server: Callable[..., Server]) -> Server:
-    """A server with ten of ten topics, made by many clients at once, half by writes and half by PUT."""
+    """A server with ten of ten topics, created by concurrent clients, half by writes and half by PUT."""
     server = start_server(environment=TEN, shards=SHARDS)
 
     def create(topic: str) -> Reply:
@@ -75,7 +75,7 @@ def full(start_server: Callable[..., Server]) -> Server:
 
 
 def check_full(server: Server) -> None:
-    """No shard takes another topic, and all take changes to those that are there."""
+    """No shard accepts another topic, and all accept changes to existing ones."""
     for shard in range(SHARDS):
         check_refusal(server.write(on_shard(shard, 1, "more")[0], 1), "max_topics", 10)
     for topic in names_of(server):
@@ -84,7 +84,7 @@ def check_full(server: Server) -> None:
 
 
 def check_exchange(server: Server) -> None:
-    """A topic deleted on one shard makes room for one on another."""
+    """Deleting a topic on one shard makes room for a topic on another."""
     gone = names_of(server)[0]
     other = (shard_of(gone, SHARDS) + 1) % SHARDS
     new = next(name for name in on_shard(other, 20, "new") if name not in names_of(server))
@@ -107,7 +107,7 @@ def test_topics_are_capped_exactly_also_after_restarts_and_deaths(full: Server) 
         check_exchange(full)
 
 
-@fault("worker", "a worker dies with unused shares of a cap", "others get them")
+@fault("worker", "a worker dies with unused shares of a cap", "other shards get them")
 def test_a_dead_worker_s_free_slots_are_not_lost(start_server: Callable[..., Server]) -> None:
     server = start_server(environment=TEN, shards=SHARDS)
     for topic in on_shard(1, 4, "a"):
@@ -121,9 +121,9 @@ def test_a_dead_worker_s_free_slots_are_not_lost(start_server: Callable[..., Ser
 # ---- while the catalog is away
 
 
-@fault("worker", "the catalog's worker is down", "what is granted can be used; nothing passes the cap")
+@fault("worker", "the catalog's worker is down", "granted shares can be used; the cap is never exceeded")
 def test_without_the_catalog_only_what_needs_it_waits(start_server: Callable[..., Server]) -> None:
-    """A creation beyond the grant is a 503 and no 429: nobody can tell whether there is room."""
+    """A creation beyond the grant gets 503 and not 429: whether there is room is unknown."""
     server = start_server(environment={"TOPICS_MAX_TOPICS": "4"}, shards=2)
     one = [f"t{i}" for i in range(100) if shard_of(f"t{i}", 2) == 1]
     assert server.write(one[0], 1).status == 201
@@ -137,7 +137,7 @@ def test_without_the_catalog_only_what_needs_it_waits(start_server: Callable[...
     finally:
         os.kill(catalog, signal.SIGCONT)
     server.wait_ready()
-    # The refused one was not made, and four fit as before.
+    # The refused one was not created, and four fit as before.
     assert names_of(server) == [one[0]]
     assert [server.write(topic, 1).status for topic in one[1:5]] == [201, 201, 201, 429]
 
@@ -146,7 +146,7 @@ def test_without_the_catalog_only_what_needs_it_waits(start_server: Callable[...
 
 
 def sized(size: int) -> str:
-    """JSON of exactly this size."""
+    """A JSON text of exactly this size."""
     return "x" * (size - 2)
 
 
@@ -190,7 +190,7 @@ def test_writers_of_all_sizes_on_all_shards_fill_the_cap_and_not_more(
         rng = random.Random(topic)
         for _ in range(pick(short=30, long=60)):
             size = rng.choice([rng.randint(3, 200), rng.randint(200, 5000)])
-            # On a busy machine the shard that keeps the cap may be waited for in vain: then nothing was written.
+            # On a busy machine the request to the catalog's shard may time out; then nothing was written.
             reply = until(lambda size=size: answer_of(server.write(topic, sized(size))))
             if reply.status == 429:
                 check_refusal(reply, "max_total_bytes", cap)
@@ -204,8 +204,8 @@ def test_writers_of_all_sizes_on_all_shards_fill_the_cap_and_not_more(
         list(pool.map(write_many, topics))
     used = bytes_of(server)
     assert used == sum(accepted) <= cap
-    assert refused, "the writers did not fill it"
-    # Nothing was deleted, so what was once refused would not fit now either.
+    assert refused, "the writers did not reach the cap"
+    # Nothing was deleted, so what was refused once is refused again.
     assert used + min(refused) > cap
     last = server.write(topics[0], sized(cap - used)) if cap - used >= 2 else None
     assert last is None or last.status == 200

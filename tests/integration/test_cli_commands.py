@@ -1,7 +1,7 @@
-"""The `topics` command against a real server: what each prints, what it leaves on the server, and its exit code.
+"""The `topics` command against a real server: its output, its effect on the server, and its exit codes.
 
-Method: commands are called in this process, with its stdin and descriptors; those that signals end, or that wait for a
-reader, are processes of their own.
+Method: most commands are called in this process, with its stdin and descriptors; those that are ended by signals or wait for a
+reader run as processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 class Cli:
-    """Calls commands. `out` and `err` are of the last one."""
+    """Runs commands. `out` and `err` are those of the last one."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         self._capfd, self._monkeypatch = capfd, monkeypatch
@@ -55,7 +55,7 @@ class Cli:
         return code
 
     def rows(self, *arguments: str, stdin: str = "") -> list[Any]:
-        """The lines of --json."""
+        """The parsed lines of --json."""
         assert self(*arguments, "--json", stdin=stdin) == 0, self.err
         return [json.loads(line) for line in self.out.splitlines()]
 
@@ -86,7 +86,7 @@ def test_arguments_are_one_write(cli: Cli, topic: str) -> None:
     assert cli("pub", topic, "3", "tea") == 1
     assert "argument 2 is not valid JSON" in cli.err
     assert "--text" in cli.err
-    assert len(cli.rows("read", topic)) == 2  # not even the one that is right
+    assert len(cli.rows("read", topic)) == 2  # nothing of the call is written, not even the valid record
 
 
 def test_lines_are_written_in_their_order(cli: Cli, topic: str) -> None:
@@ -152,7 +152,7 @@ def test_what_was_lost_is_told(cli: Cli, topic: str) -> None:
 
 
 def test_the_last_records(cli: Cli, topic: str, server: Server) -> None:
-    """Deletes leave holes larger than the first steps back, and a cap takes the oldest."""
+    """Deletes leave gaps larger than the command's first steps back, and a cap drops the oldest."""
     cli("topic", "create", topic, "--cap-records", "3000")
     records = "".join(f'{{"data":{n},"tag":"{"even" if n % 2 == 0 else "odd"}"}}\n' for n in range(1, 4001))
     assert cli("pub", topic, "--records", stdin=records) == 0
@@ -241,7 +241,7 @@ def test_a_topic_from_its_making_to_its_end(cli: Cli, topic: str) -> None:
     assert cli("topic", "purge", topic, "--subject", "eu.>", "--yes") == 0
     assert cli.out == f"{topic}: 1 records deleted, 2 left\n"
     assert cli("topic", "purge", topic, "--subject", "eu.", "--yes") == 1
-    assert cli("topic", "purge", topic) == 2  # nobody can be asked
+    assert cli("topic", "purge", topic) == 2  # without a terminal it cannot ask for confirmation
     assert "--yes" in cli.err
     assert cli("topic", "delete", topic, "--if-empty") == 1
     assert cli("topic", "purge", topic, "--yes") == 0
@@ -300,7 +300,7 @@ def test_topics_by_prefix_and_pattern(cli: Cli, topic: str) -> None:
 
 
 def dead_letters(cli: Cli, topic: str) -> list[Any]:
-    """They may be on their way to another shard."""
+    """Polled: they may arrive from another shard a moment later."""
     until(lambda: cli("read", f"{topic}.dead", "--raw") == 0 and cli.out)
     return [json.loads(line) for line in cli.out.splitlines()]
 
@@ -428,7 +428,7 @@ def test_rates_are_of_the_time_between_two_samples() -> None:
     now = top.Sample(2.0, {**server, "wal": {**wal, "fsyncs": 30}}, {"a": {"head_seq": 25}})
     screen = top.compare(before, now, 10)
     assert (screen.fsyncs_s, screen.rows[0].writes_s) == (10.0, 10.0)
-    assert top.compare(now, before, 10).fsyncs_s == 0.0  # it was restarted
+    assert top.compare(now, before, 10).fsyncs_s == 0.0  # the counter fell: the server was restarted
 
 
 def test_bench_measures_and_cleans_up(cli: Cli, topic: str) -> None:
@@ -447,7 +447,7 @@ def test_bench_measures_and_cleans_up(cli: Cli, topic: str) -> None:
 
 
 def test_serve_takes_options_before_variables(cli: Cli, tmp_path: Path) -> None:
-    """Goal: an option wins over its variable, also over a port in TOPICS_HOST, and `health` finds that server by itself."""
+    """An option wins over its variable, also over a port in TOPICS_HOST, and `health` finds that server without options."""
     port_file = tmp_path / "port"
     environment = {**os.environ, "TOPICS_HOST": "127.0.0.1:1", "TOPICS_DATA_DIR": "/dev/null", "TOPICS_PORT_FILE": str(port_file)}  # fmt: skip
     command = ["serve", "--port", "0", "--data", str(tmp_path / "data"), "--shards", "1"]
@@ -516,14 +516,14 @@ def test_errors_say_what_to_do(cli: Cli, topic: str, server: Server) -> None:
     assert cli("pub", topic, "1", "--token", "reader") == 1
     assert cli("read", topic, "--url", "http://127.0.0.1:1") == 3
     assert "topics serve" in cli.err
-    assert cli("pub", topic, "--url", "http://127.0.0.1:1", stdin="1\n") == 3  # and not after a minute
+    assert cli("pub", topic, "--url", "http://127.0.0.1:1", stdin="1\n") == 3  # without a minute of retries
     assert cli("read", topic, "--url", "ftp://x") == 2
     assert cli("read", topic, "--since", "yesterday") == 2
     assert "10m" in cli.err
-    assert cli("read", topic, "--since", "99999999999d") == 2  # before there were times
+    assert cli("read", topic, "--since", "99999999999d") == 2  # before 1970
     assert cli("pub", "", "1") == 2
     assert "is empty" in cli.err
-    assert cli("pub", topic, '"\udcff"') == 2  # an argument that is no UTF-8
+    assert cli("pub", topic, '"\udcff"') == 2  # an argument that is not UTF-8
     assert "UTF-8" in cli.err
     assert cli("read", topic, "--url", "http://127.0.0.1:99999") == 2
     assert "99999' is not the URL of a server" in cli.err
@@ -551,7 +551,7 @@ def test_whoever_reads_a_pipe_may_go(cli: Cli, topic: str) -> None:
         ["serve", "--help"],
         ["health"],
     ):
-        # The reader has gone before anything is written.
+        # The reader closes before anything is written.
         into, out = os.pipe()
         os.close(into)
         with started(*command, stdout=out) as process:
@@ -647,9 +647,9 @@ def test_contexts(cli: Cli, topic: str, server: Server, monkeypatch: pytest.Monk
     assert cli("read", topic, "--context", "away") == 3
     assert cli("context", "use", "away") == 0
     assert cli("read", topic) == 3
-    assert "topics context use" in cli.err  # nobody has to know which server is in use
+    assert "topics context use" in cli.err  # says which server is in use and how to change that
     assert cli("read", topic, "--context", "here") == 0
-    # A saved key is not for another server.
+    # A saved key is not used for another server.
     assert contexts.choose(url, None, None, {"TOPICS_CONFIG": str(path)}).token == ""
     assert cli("context", "ls") == 0
     assert "root" not in cli.out
@@ -691,21 +691,21 @@ def test_completion(cli: Cli, topic: str) -> None:
     assert completed("topics", "inspect", "x").split() == ["file,x"]
     until(
         lambda: completed("topics", "read", f"{topic}.l").split() == [f"plain,{topic}.long.name"]
-    )  # it gives up soon
+    )  # with a short timeout
     cli("consumer", "create", f"{topic}.long.name", "billing")
     until(
         lambda: (
             completed("topics", "consumer", "info", f"{topic}.long.name", "b").split() == ["plain,billing"]
         )
-    )  # it gives up soon
+    )  # with a short timeout
     cli("router", "create", f"{topic}.rule", f"{topic}.long.name", f"{topic}.copy")
     until(
         lambda: completed("topics", "router", "delete", f"{topic}.r").split() == [f"plain,{topic}.rule"]
-    )  # it gives up soon
+    )  # with a short timeout
     cli("context", "add", "there", "http://127.0.0.1:1")
     assert completed("topics", "context", "use", "th").split() == ["plain,there"]
     assert completed("topics", "health", "--context", "th").split() == ["plain,there"]
-    # Nobody waits for a server that is away, and nothing is printed into the line that is typed.
+    # Completion does not wait for a server that is down, and prints no error into the command line.
     assert completed("topics", "read", "--context", "there", "x").strip() == ""
 
 

@@ -1,8 +1,8 @@
-"""`topics du` and `topics inspect` on the data of a real server with a cold directory, while it runs and after its stop.
+"""`topics du` and `topics inspect` on the data of a real server with a cold directory, while it runs and after it has stopped.
 
-Goal: both answer while records are written, deleted and moved, without a traceback and without getting in the way; on
-what lies still they agree with the file system and with `topics verify`. Method: a server with segments of 10 records
-that moves what is sealed, a writer in the background, and both commands, once as a program of its own.
+Goal: both work while records are written, deleted and relocated, without tracebacks and without disturbing the server; on a stopped
+server they agree with the file system and with `topics verify`. Method: a server with segments of 10 records
+that relocates sealed segments, a writer in the background, and both commands, once as a separate program.
 """
 
 from __future__ import annotations

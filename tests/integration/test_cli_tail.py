@@ -1,6 +1,6 @@
-"""`topics tail` against a real server: what it shows, over restarts of what it talks to, and how it is refused.
+"""`topics tail` against a real server: its output, restarts of the server's processes, and refusals.
 
-Method: the command as a process of its own, whose lines are read as they come. Nothing is waited for by the clock.
+Method: the command runs as a process, and its lines are read as they arrive. No test depends on timing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Tail:
         )
 
     def take(self, count: int) -> list[Any]:
-        """The next records, as topic, seq and data."""
+        """The next records, as (topic, seq, data)."""
         assert self.process.stdout is not None
         lines = [self.process.stdout.readline() for _ in range(count)]
         assert all(lines), self.process.communicate()[1]
@@ -177,7 +177,7 @@ def test_it_outlives_the_server(start_server: Callable[..., Server]) -> None:
 
 
 def test_a_group_shares(shared_server: Server, topic: str, tmp_path: Path) -> None:
-    """Both show what they get for as long as it takes until all was shown; then nothing was shown twice."""
+    """Both members print until all records were printed; none must be printed twice."""
     shared_server.write(topic, 0)
     shown = [tmp_path / "one", tmp_path / "other"]
 

@@ -1,8 +1,8 @@
-"""`topics verify`: the command on the data of a real server.
+"""`topics verify` on the data of a real server.
 
-Goal: a directory in use is refused, a sound one passes, damage is named and given as an exit code, a repair makes
-the server start again, and a server serves what the repair left. Method: a real server writes, is stopped, bytes of
-its files are changed, and the command's `main` is called. As a program of its own it runs on a terminal and on a directory in use.
+Goal: a directory in use is refused, a sound one passes, damage is reported with its place and an exit code, after a repair
+the server starts again and serves the rest. Method: a real server writes and is stopped, bytes of
+its files are changed, and the command's `main` is called. It runs as a program on a terminal and on a directory in use.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stopped(filled: Path, tmp_path: Path) -> Server:
-    """A server that does not run, with a copy of that directory."""
+    """A stopped server with a copy of that directory."""
     server = Server(tmp_path, environment=ENVIRONMENT)
     shutil.copytree(filled, server.data_dir)
     return server
@@ -101,7 +101,7 @@ def test_a_sound_directory_passes_and_is_left_alone(stopped: Server) -> None:
     done = run(stopped.data_dir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"sound: 2 shards, 4 topics, {4 * RECORDS} records" in done.stdout
-    assert "checking shard 0" in done.stderr, "plain lines where there is no terminal"
+    assert "checking shard 0" in done.stderr, "without a terminal the progress is plain lines"
     code, found = report(stopped.data_dir)
     assert (code, found["sound"], found["repaired"], found["findings"]) == (0, True, False, [])
     assert files(stopped) == before
@@ -122,7 +122,7 @@ def test_a_bar_on_a_terminal(stopped: Server) -> None:
         while piece := os.read(ours, 4096):
             shown += piece
     except OSError:
-        pass  # how a terminal says that nobody is left at the other end
+        pass  # reading a terminal whose other end is closed fails like this
     os.close(ours)
     assert process.wait(60) == 0
     assert b"\r\x1b[K" in shown
@@ -132,7 +132,7 @@ def test_a_bar_on_a_terminal(stopped: Server) -> None:
 @fault(
     "data directory",
     "verify on a directory that a server uses",
-    "it refuses with exit code 3 and says whose it is",
+    "refused with exit code 3 and the pid of the server",
 )
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     server = Server(tmp_path).start()
@@ -155,7 +155,7 @@ def test_exit_codes_of_what_cannot_be(tmp_path: Path, arguments: list[str], code
     done = run(*made)
     assert done.returncode == code, done.stderr
     assert done.stderr
-    assert not (tmp_path / "missing").exists(), "looking makes no directory"
+    assert not (tmp_path / "missing").exists(), "a check must not create the directory"
 
 
 def test_an_empty_path_is_not_the_current_directory() -> None:
@@ -166,8 +166,8 @@ def test_an_empty_path_is_not_the_current_directory() -> None:
 
 @fault(
     "data directory",
-    "verify on a file or on a directory that is not of topics",
-    "it refuses with exit code 3 and leaves nothing there",
+    "verify on a file, or on a directory that is not a data directory",
+    "refused with exit code 3; nothing is written there",
 )
 def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "topics").mkdir()
@@ -186,8 +186,8 @@ def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
 
 @fault(
     "segment",
-    "a rotten record in a server's data, then topics verify --repair",
-    "the server starts, serves all others and announces that one",
+    "a corrupt record in a server's data, then topics verify --repair",
+    "the server starts, serves all others and announces this one as lost",
 )
 def test_damage_is_named_repaired_and_announced(stopped: Server) -> None:
     path = next(stopped.data_dir.glob("topics/*/*.data"))
@@ -204,7 +204,7 @@ def test_damage_is_named_repaired_and_announced(stopped: Server) -> None:
     assert done.returncode == 0, done.stdout
     assert f"announced as lost: topic {lost['topic']}, seqs 1 to 1" in done.stdout
     assert f"repaired: 2 shards, 4 topics, {4 * RECORDS - 1} records" in done.stdout
-    assert "a server would start it" not in done.stdout, "that was before"
+    assert "a server would start it" not in done.stdout, "it describes the state before the repair"
     assert (stopped.data_dir / "quarantine" / "1" / relative).exists()
     assert run(stopped.data_dir).returncode == 0
 
@@ -222,7 +222,7 @@ def test_damage_is_named_repaired_and_announced(stopped: Server) -> None:
 @fault(
     "layout",
     "layout.json is missing, then topics verify --repair",
-    "it is made again from the shards' directories and checked against the topics",
+    "it is rebuilt from the shards' directories and checked against the topics",
 )
 @pytest.mark.parametrize(
     "content", [None, b"", b'{"format":1,"generation":1,"sha'], ids=["missing", "empty", "cut"]
@@ -252,9 +252,7 @@ def test_a_later_layout_is_refused(stopped: Server) -> None:
     assert files(stopped) == before
 
 
-@fault(
-    "verify", "a snapshot of a later version", "exit code 3 with and without --repair, and nothing is changed"
-)
+@fault("verify", "a snapshot of a later version", "exit code 3 with and without --repair; nothing is changed")
 @pytest.mark.parametrize("arguments", [[], ["--repair"]], ids=["check", "repair"])
 def test_a_later_version_is_refused(stopped: Server, arguments: list[str]) -> None:
     path = max(stopped.data_dir.rglob("snap-*"))
@@ -272,7 +270,7 @@ def test_a_later_version_is_refused(stopped: Server, arguments: list[str]) -> No
 @fault(
     "layout",
     "layout.json and a shard's directory are missing",
-    "a count that does not fit the topics is not written",
+    "a number of shards that does not fit the topics is not written",
 )
 def test_a_layout_that_does_not_fit_is_not_made(stopped: Server) -> None:
     (stopped.data_dir / "layout.json").unlink()

@@ -1,7 +1,7 @@
-"""A real server and a job that merges its cold segments: what readers see never changes, and what is erased is nowhere.
+"""Merges of cold segments on a real server: readers see no change, and erased bytes are in no file.
 
-Method: segments of 10 records in a cold directory, a small merger that works on the files as a job would, restarts and kill -9 in
-between, keys with and without the scope. `topics verify` has the last word.
+Method: segments of 10 records in a cold directory, a small merger that works on the files like a Spark job, restarts and kill -9 in
+between, keys with and without the scope. `topics verify` must pass at the end.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def holders(server: Server) -> list[str]:
 def content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError:  # a manifest that was replaced meanwhile
+    except FileNotFoundError:  # a manifest that was just replaced
         return b""
 
 
@@ -155,7 +155,7 @@ def test_a_merge_from_plan_to_erase(server: Server) -> None:
     assert holders(server)
     assert ok(server.post("/v0/topics/t/delete", {"seqs": [7], "erase": True}), 200)["deleted"] == 1
     assert holders(server) == []
-    assert status(server)["retired_segments"] == 8, "what cannot hold it stays"
+    assert status(server)["retired_segments"] == 8, "segments that cannot contain the record stay"
     assert [record["$seq"] for record in read(server)] == [n for n in range(1, 101) if n not in {3, 5, 7, 44}]
     ok(server.delete(f"/v0/topics/t/snapshots/{snapshot['snapshot_id']}"), 200)
     refused(server.delete(f"/v0/topics/t/snapshots/{snapshot['snapshot_id']}"), 404, "snapshot_not_found")
@@ -168,7 +168,7 @@ def test_a_merge_from_plan_to_erase(server: Server) -> None:
 
 
 def test_who_may_ask_and_what_is_refused(tmp_path: Path) -> None:
-    """Without a cold tier, which is after all that is checked before."""
+    """Without a cold tier: that is checked last."""
     environment = {"TOPICS_API_KEYS": "root,rest:r+w+d,mine:a:mine"}
     server = Server(tmp_path, environment=environment, shards=1).start()
     try:

@@ -1,6 +1,6 @@
-"""Goal: the doors of queues and consumers: who may do what, which paths and methods there are, and claims that wait.
+"""Goal: access to queues and consumers over HTTP: scopes, paths and methods, and waiting claims.
 
-Method: a server with a key for each scope; every key is tried on every route. Claims are left open over what they wait for.
+Method: a server with a key for each scope; every key is tried on every route.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def test_empty_bodies(shared_server: Server, topic: str) -> None:
 
 
 def test_a_consumer_may_be_idle_for_a_month(shared_server: Server, topic: str) -> None:
-    """Its worker waits for a time that is further away than one wait can be."""
+    """Its deadline is further away than the longest wait of the worker's loop."""
     shared_server.put(f"/v0/topics/{topic}")
     path = f"/v0/topics/{topic}/consumers/c"
     made = ok(shared_server.put(path, {"inactive_ttl_ms": 2**64 - 1}), 201)

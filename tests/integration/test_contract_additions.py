@@ -1,9 +1,9 @@
-"""Goal: what this server adds to the contract works, and leaves the contract's own answers as they are.
+"""Goal: this server's additions to the contract work, and do not change the contract's own answers.
 
-Conditions, bytes as payloads, records with a life of their own, further selectors, tags, newest by tag, filtered reads, lines,
-bare frames, compression, the OpenAPI document.
+Conditional writes, binary payloads, TTLs of single records, further selectors, tags, newest by tag, filtered reads, NDJSON,
+raw frames, compression, the OpenAPI document.
 
-Method: an outside client; bare frames are decoded with the engine's own codec and compared with the JSON of the same read.
+Method: a client outside of the server; raw frames are decoded with the engine's own codec and compared with the JSON of the same read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def test_if_last_seq(shared_server: Server, topic: str) -> None:
     )
     assert ok(shared_server.write(topic, 3, if_last_seq=2))["first_seq"] == 3
     shared_server.post(f"/v0/topics/{topic}/delete", {"before_seq": 99})
-    ok(shared_server.write(topic, 4, if_last_seq=3))  # it is the head that counts, not what is live
+    ok(
+        shared_server.write(topic, 4, if_last_seq=3)
+    )  # compared with the head, not with the newest live record
     ok(shared_server.write(topic, 5, if_last_seq=None))
 
 
@@ -79,7 +81,7 @@ def test_a_known_key_comes_before_a_condition(shared_server: Server, topic: str)
 
 
 def test_a_record_with_a_life_of_its_own(shared_server: Server, topic: str) -> None:
-    """It goes silently: not a loss that anyone would have to hear of."""
+    """It expires silently: not a loss, so no tombstone."""
     records = [
         {"data": 1, "ttl_ms": 50},
         {"data": 2},
@@ -216,7 +218,7 @@ def pages(server: Server, path: str, member: str) -> list[list[Json]]:
         if "next_cursor" not in body:
             return found
         cursor = body["next_cursor"]
-        assert len(found) < 50, "the pages do not end"
+        assert len(found) < 50, "the cursor does not advance"
 
 
 def test_tags_and_their_counts(shared_server: Server, topic: str) -> None:
@@ -262,7 +264,7 @@ def test_newest_by_tag(shared_server: Server, topic: str) -> None:
 @pytest.mark.parametrize("tags", ["abcdefg", "gfedcba", "dbgacfe", "aabbccddeeffgg", "gafbecd"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_pages_of_the_newest_of_each_tag(shared_server: Server, topic: str, tags: str, size: int) -> None:
-    """Every tag once, in whatever order they were written."""
+    """Every tag once, whatever the order of the writes."""
     fill(shared_server, topic, *tags)
     path = f"/v0/topics/{topic}/last?tag=*&each=true&page_size={size}"
     found = [record["$tag"] for page in pages(shared_server, path, "records") for record in page]
@@ -549,7 +551,7 @@ BROKEN = {
 }
 
 
-@fault("request", "a body that claims to be gzip and is not", "400; nothing is carried out")
+@fault("request", "a body that claims to be gzip and is not", "400; nothing is executed")
 @pytest.mark.parametrize("what", BROKEN)
 def test_compressed_requests_that_are_none(shared_server: Server, topic: str, what: str) -> None:
     refused(write_packed(shared_server, topic, BROKEN[what]), 400, "invalid_request")
@@ -567,8 +569,8 @@ def test_other_encodings_are_not_taken(shared_server: Server, topic: str, encodi
 
 @fault(
     "request",
-    "a small gzip body that unpacks to far more than the limit",
-    "413; it is not unpacked further than the limit",
+    "a small gzip body that expands far beyond the limit",
+    "413; it is not expanded beyond the limit",
 )
 def test_a_bomb_is_not_unpacked(shared_server: Server, topic: str) -> None:
     bomb = zlib.compress(bytes((64 << 20) + 1), 1, 31)
@@ -611,7 +613,7 @@ def test_the_openapi_document(shared_server: Server) -> None:
     assert (reply.status, reply.headers["content-type"]) == (200, JSON)
     document = reply.json
     assert document["openapi"].startswith("3.1")
-    # What is in it, and that it names every route, is for tests/unit/protocols/http/test_openapi.py.
+    # Its content, and that it has every route, is checked in tests/unit/protocols/http/test_openapi.py.
     assert document["paths"].keys() == openapi.document(topics.__version__)["paths"].keys()
     assert document["info"]["version"] == shared_server.get("/healthz").json["version"]
 

@@ -1,7 +1,7 @@
-"""Goal: who may do what. Every scope against every route, prefixes, the order of checks, and refusals to start.
+"""Goal: authentication and authorization: every scope on every route, prefixes, the order of checks, and invalid keys.
 
 Method: one server with a key for each row of the contract; a table says which scope a route needs, and every key is tried
-on every route. Servers that must not start are run until they end.
+on every route. Servers that must refuse to start are run until they exit.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_a_key_is_trimmed(guarded: Server, authorization: str) -> None:
 
 
 def test_a_refused_body_is_not_read(guarded: Server) -> None:
-    """401 comes before every look at the body, whatever is wrong with it."""
+    """401 comes before all checks of the body."""
     for body in (b"{", b"x" * 3_000_000):
         refused(guarded.request("POST", "/v0/topics/x", body), 401, "unauthorized")
 
@@ -166,10 +166,10 @@ def test_the_scope_is_checked_before_existence(guarded: Server, path: str) -> No
 @pytest.mark.parametrize("config", [{}, {"ttl_ms": 5}, {"unknown": 1}])
 def test_creating_with_a_config_needs_admin(guarded: Server, topic: str, config: Json) -> None:
     path = f"/v0/topics/{topic}"
-    # Before the records are counted: this is 403, not 400.
+    # Before the records are checked: this is 403, not 400.
     for records in ([{"data": 1}], []):
         refused(ask(guarded, "write", "POST", path, {"records": records, "config": config}), 403, "forbidden")
-    # One that creates nothing in any case needs no more than it does without the config.
+    # A request that cannot create anything needs no more than it does without the config.
     for more in ({"config": config, "create": False}, {"config": {**config, "auto_create": False}}):
         refused(ask(guarded, "write", "POST", path, {**WRITE, **more}), 404, "topic_not_found")
     both = {**WRITE, "config": {**config, "auto_create": False}, "create": True}
@@ -293,7 +293,7 @@ def test_dead_letters_stay_inside_of_the_prefixes(guarded: Server) -> None:
 
 
 def test_requests_of_one_key_at_a_time(guarded: Server) -> None:
-    """The order is 401, 429, 403; a place is free again when a request ends, however it ends."""
+    """The order is 401, 429, 403; a slot is free again when a request ends, however it ends."""
     name = fresh("busy")
     ask(guarded, "all", "PUT", f"/v0/topics/{name}")
     path = f"/v0/topics/{name}/diff"
@@ -305,7 +305,7 @@ def test_requests_of_one_key_at_a_time(guarded: Server) -> None:
     for method, route in (("GET", "/v0/topics"), ("PUT", f"/v0/topics/{name}"), ("GET", "/v0/nowhere")):
         refused(ask(guarded, "busy", method, route), 429, "throttled", detail)
     refused(guarded.get("/v0/topics"), 401, "unauthorized")
-    ok(ask(guarded, "read", "GET", "/v0/topics"))  # another key has places of its own
+    ok(ask(guarded, "read", "GET", "/v0/topics"))  # another key has its own slots
     assert guarded.get("/healthz").status == 200
     ok(ask(guarded, "all", "POST", f"/v0/topics/{name}", WRITE))
     for poll in polls:
@@ -331,7 +331,7 @@ PROBES = {
 
 @pytest.fixture(scope="module")
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One key for each spelling of scopes, and probes that need a key."""
+    """One key for each spelling of scopes, and probes that require a key."""
     spelled = ",".join(f"k{i}:{text}" for i, text in enumerate(SPELLINGS))
     environment = {
         "TOPICS_API_KEYS": f"root , r00t:: ,p1:: a. | b:c ,{spelled}",

@@ -1,7 +1,7 @@
-"""Goal: fetch, ack, nack, extend, term, pause, resume and reset of named consumers, as docs/consumers.md says.
+"""Goal: fetch, ack, nack, extend, term, pause, resume and reset of named consumers behave as docs/consumers.md says.
 
-Method: a topic of its own for each test, and whole answers. What the consumer machine does over time and crashes is
-tested with the engine; here is what a client sees of it.
+Method: each test has its own topic and compares whole answers. Timeouts and crashes of consumers are tested with the engine;
+this is the HTTP interface.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def test_so_many_fetches_wait_and_no_more(shared_server: Server, topic: str) -> 
     pending = waiting_fetch(shared_server, topic)
     reply = call(shared_server, topic, "fetch", wait_ms=30_000)
     refused(reply, 429, "throttled", {"limit": "max_waiting", "max": 1})
-    assert fetch(shared_server, topic) == [], "one that does not wait is answered"
+    assert fetch(shared_server, topic) == [], "a fetch that does not wait is answered"
     ok(shared_server.write(topic, 1))
     assert ok(pending.reply())["count"] == 1
 
@@ -223,7 +223,7 @@ def test_answers_of_settles(shared_server: Server, topic: str) -> None:
     assert settle(shared_server, topic, "term", [4]) == {**base, "termed": 1, "ready": 2, "in_flight": 1}
     state = look(shared_server, topic)
     assert (state["ack_floor"], state["acked"], state["ack_pending"], state["given_up"]) == (1, 1, 2, 1)
-    assert data_of(shared_server, topic) == [1, 2, 3, 4, 5], "the log is left alone"
+    assert data_of(shared_server, topic) == [1, 2, 3, 4, 5], "acks do not change a log"
 
 
 @every_settle

@@ -1,7 +1,7 @@
-"""Goal: named consumers are what docs/consumers.md says: fields, bounds, order of checks, answers, errors.
+"""Goal: named consumers behave as docs/consumers.md says: fields, bounds, order of checks, answers, errors.
 
-Method: a topic of its own for each test, and whole answers. What the consumer machine does over time and crashes is
-tested with the engine; here is what a client sees of it.
+Method: each test has its own topic and compares whole answers. Timeouts and crashes of consumers are tested with the engine;
+this is the HTTP interface.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_put_makes_and_replaces(shared_server: Server, topic: str) -> None:
     assert abs(made["created_ts"] - time.time() * 1000) < 60_000
     again = ok(shared_server.put(path, {"max_deliver": 5, "unknown": {"x": 1}}))
     assert (again["created"], again["config"]) == (False, {**DEFAULTS, "max_deliver": 5})
-    assert ok(shared_server.put(path, {}))["config"] == DEFAULTS, "what is left out returns to its default"
+    assert ok(shared_server.put(path, {}))["config"] == DEFAULTS, "absent fields return to their defaults"
     assert look(shared_server, topic)["created_ts"] == made["created_ts"]
 
 
@@ -137,7 +137,7 @@ def test_good_names(shared_server: Server, topic: str, name: str) -> None:
 def test_bad_names(shared_server: Server, topic: str, name: str) -> None:
     shared_server.put(f"/v0/topics/{topic}")
     refused(shared_server.put(path_of(topic, name=name), {}), 400, "invalid_request")
-    # Elsewhere a malformed name just does not exist.
+    # On other routes a malformed name simply does not exist.
     refused(shared_server.get(path_of(topic, name=name)), 404, "consumer_not_found")
     assert ok(shared_server.delete(path_of(topic, name=name)))["deleted"] is False
 

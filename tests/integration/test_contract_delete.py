@@ -1,6 +1,6 @@
-"""Goal: deletes of records take exactly what their selectors name, at once, for good and silently.
+"""Goal: deletes of records remove exactly what their selectors name, at once, permanently and without tombstones.
 
-Method: one topic with known tags per case; the answer and what is left are compared as a whole.
+Method: one topic with known tags per case; the answer and the remaining records are compared as a whole.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def test_subjects_that_are_none(shared_server: Server, topic: str, subject: Any)
 
 
 def test_deleted_ranges(shared_server: Server, topic: str) -> None:
-    """Goal: what was removed on purpose is listed, in pages; what was lost to a cap is not."""
+    """Deliberate removals are listed, in pages; records that a cap dropped are not."""
     path = f"/v0/topics/{topic}/deleted"
     fill(shared_server, topic)
     empty = {"topic": topic, "ranges": [], "next_from_seq": 12, "head_seq": 12, "earliest_seq": 1}
@@ -143,7 +143,7 @@ def test_deleted_ranges(shared_server: Server, topic: str) -> None:
         found += page["ranges"]
         at = page["next_from_seq"]
     assert found == rows
-    # In the middle of a range, and beyond the head.
+    # From the middle of a range, and beyond the head.
     assert ok(shared_server.get(f"{path}?from_seq=5"))["ranges"][0] == {"first_seq": 6, "last_seq": 6}
     for beyond in (12, 99, U64_MAX):
         assert ok(shared_server.get(f"{path}?from_seq={beyond}")) == {
@@ -151,10 +151,10 @@ def test_deleted_ranges(shared_server: Server, topic: str) -> None:
             "earliest_seq": 2,
             "caught_up": True,
         }
-    # As everywhere in a query: what is no number counts as absent; 0 is the default of reads.
+    # As everywhere in a query, an invalid number counts as absent; 0 is the default of reads.
     for query in ("from_seq=-1&limit=x", "limit=0", "limit=99999999999999999999"):
         assert ok(shared_server.get(f"{path}?{query}"))["ranges"] == rows
-    # What a cap takes is lost, and what was deleted below it is part of that gap.
+    # A cap drops records as lost; deleted ones below them are part of that gap.
     shared_server.put(f"/v0/topics/{topic}", {"cap_records": 3})
     page = ok(shared_server.get(path))
     assert page["ranges"] == [{"first_seq": 8, "last_seq": 8}, {"first_seq": 12, "last_seq": 12}]

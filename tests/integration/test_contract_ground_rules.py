@@ -1,7 +1,7 @@
-"""Goal: the rules that hold for every route: routing, bodies, types, names, record fields, errors, pages.
+"""Goal: the rules of all routes: routing, bodies, types, names, record fields, errors, pages.
 
-Method: an outside client against a running server; one table of the contract is one parametrised test, and every answer
-is compared as a whole.
+Method: a client against a running server; one table of the contract is one parametrised test, and whole answers are
+compared.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ def test_unknown_fields_are_ignored_at_every_level(shared_server: Server, topic:
     assert "ignored" not in ok(shared_server.diff(topic))
 
 
-# Every operation whose body has fields, and one that it takes; those without a status are refused for other reasons later.
+# Every operation whose body has fields, and a field of it; those without a status are refused later for other reasons.
 WITH_A_BODY: dict[str, tuple[Json, int | None]] = {
     "PUT /v0/topics/{topic}": ({"type": "queue"}, 201),
     "POST /v0/topics/{topic}": ({"records": [{"data": 1}]}, 200),
@@ -689,7 +689,7 @@ def test_times_are_milliseconds_and_seqs_begin_at_one(shared_server: Server, top
     assert ok(shared_server.write(topic, 1))["first_seq"] == 1
     (read,) = records_of(shared_server, topic)
     assert isinstance(read["$ts"], int)
-    # The engine's clock may lag behind or run ahead of the wall clock by a little, never by seconds here.
+    # The engine's clock may differ a little from the wall clock, never by seconds here.
     assert before_ms - 2_000 <= read["$ts"] <= time.time_ns() // 1_000_000 + 2_000
 
 
@@ -775,7 +775,7 @@ def test_record_fields(shared_server: Server, topic: str, written: Json, read: J
 # -- performance -------------------------------------------------------------------------------------------
 
 
-UNDER_PRESSURE = {"pressure", "throttle_wait_ms"}  # as a busy machine may be
+UNDER_PRESSURE = {"pressure", "throttle_wait_ms"}  # present when the machine is busy
 
 
 def test_what_performance_says(shared_server: Server) -> None:
@@ -823,7 +823,9 @@ def names_by_pages(server: Server, query: str, size: int) -> list[list[str]]:
         if "next_cursor" not in body:
             return pages
         cursor = body["next_cursor"]
-        assert cursor.replace("-", "").replace("_", "").isalnum(), "it must survive in a URL as it is"
+        assert cursor.replace("-", "").replace("_", "").isalnum(), (
+            "a cursor must be usable in a URL unescaped"
+        )
 
 
 def test_pages_of_a_list(shared_server: Server, topic: str) -> None:

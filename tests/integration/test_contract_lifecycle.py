@@ -1,7 +1,7 @@
-"""Goal: a stop loses nothing that was acknowledged and leaves nobody without an answer; a start keeps what was there.
+"""Goal: a stop loses no acknowledged write and answers every request; the next start serves everything that was there.
 
-Method: real servers are stopped, killed and started again on the same directory, with requests on their way. A worker is
-kept from recovering by holding the lock of its shard, so that "not ready yet" lasts for as long as a test looks at it.
+Method: real servers are stopped, killed and started again on the same directory, with requests in flight. A worker is
+kept from recovering by holding its shard's lock, so that it stays "not ready" while a test looks at it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def pages(server: Server, names: list[str]) -> dict[str, Any]:
 
 
 def data_text(server: Server, name: str) -> bytes:
-    """The text of the records, without the figures of this one answer."""
+    """The text of the records, without figures that differ between answers."""
     return server.diff(name).body.partition(b',"performance"')[0]
 
 
 def fill(server: Server) -> list[str]:
-    """Topics of every class that survives, with something of everything in them."""
+    """Topics of every durable class, using all features."""
     text = '{"b":1,"a":12345678901234567890,"a":1.0e5, "t":"\\u00e9"}'
     for name in ("memory", "disk", "fsync"):
         config = {"durability": name, "cap_records": 6, "cap_per_tag": 3, "ttl_ms": 3_600_000}
@@ -57,11 +57,13 @@ def fill(server: Server) -> list[str]:
 def states(server: Server, names: list[str]) -> dict[str, Json]:
     found = {name: state_of(server, name) for name in names}
     for state in found.values():
-        del state["last_read_ts"], state["effective_priority"]  # recency is not kept
+        del state["last_read_ts"], state["effective_priority"]  # the time of the last read is not stored
     return found
 
 
-@fault("worker", "kill -9 of the whole server", "the next start serves everything that was acknowledged")
+@fault(
+    "worker", "kill -9 of the whole server", "after the next start everything that was acknowledged is served"
+)
 def test_everything_is_there_after_a_stop_and_after_a_crash(start_server: Start) -> None:
     server = start_server(command=PROGRAM)
     names = fill(server)
@@ -86,14 +88,14 @@ def test_everything_is_there_after_a_stop_and_after_a_crash(start_server: Start)
             for i in range(5):
                 again = ok(server.write(name, "another payload", idempotency_key=f"k{i}"))
                 assert (again["deduped"], again["seqs"]) == (True, [2 * i + 2])
-        # Of class ephemeral only the numbers are kept.
+        # Of class ephemeral only the seqs are kept.
         assert data_of(server, "ephemeral") == []
         assert ok(server.write("ephemeral", 4))["first_seq"] > 3
     assert server.stop() == 0
 
 
 class Writers:
-    """Clients that write until they are turned away; each write has a key of its own."""
+    """Clients that write until they are refused; each write has its own key."""
 
     def __init__(self, server: Server, count: int) -> None:
         self.server = server
@@ -125,7 +127,7 @@ class Writers:
 
 
 def ready_status(connection: http.client.HTTPConnection) -> int | None:
-    """What a connection from before the stop hears of readiness; None: it was closed."""
+    """Readiness as seen over a connection from before the stop; None: it was closed."""
     try:
         connection.request("GET", "/readyz")
         return connection.getresponse().status
@@ -161,7 +163,7 @@ def test_a_stop_under_load(start_server: Start) -> None:
     assert ready_status(idle) is None
     assert list(server.data_dir.glob("layout-1/shard-0*/meta/*")), "each shard wrote a last snapshot"
     server.start()
-    for key in writers.sent:  # the answered ones are there, and the others are written now or were
+    for key in writers.sent:  # answered ones are there; the others are written now or were already
         again = ok(server.write(f"w{int(key[0]) % 3}", key, idempotency_key=key))
         if key in writers.acked:
             assert (again["deduped"], again["first_seq"]) == (True, writers.acked[key])
@@ -184,8 +186,8 @@ def read_all(server: Server, topic: str) -> list[str]:
 
 @fault(
     "worker",
-    "a request comes while the shard still replays its log",
-    "503 with the progress; never carried out later",
+    "a request arrives while the shard still replays its log",
+    "503 with the progress; it is never executed later",
 )
 def test_until_a_shard_has_recovered_its_topics_are_not_ready(start_server: Start) -> None:
     server = start_server()
@@ -197,7 +199,7 @@ def test_until_a_shard_has_recovered_its_topics_are_not_ready(start_server: Star
         fcntl.flock(lock, fcntl.LOCK_EX)
         server.start(wait_ready=False)
         assert server.get("/healthz").status == 200
-        # The other shard is served as soon as it can be.
+        # The other shard is served as soon as it is ready.
         until(lambda: server.get(f"/v0/topics/{early}").status == 200)
         assert data_of(server, early) == [early]
         for method, path, body in (
@@ -229,8 +231,8 @@ def test_until_a_shard_has_recovered_its_topics_are_not_ready(start_server: Star
 
 @fault(
     "supervisor",
-    "a shard ends at every start",
-    "readiness, requests, metrics and the log say that it keeps failing, how often and why; it serves once the cause is gone",
+    "a shard's process exits at every start",
+    "readiness, requests, metrics and the log report that it keeps failing, how often and why; it serves once the cause is removed",
 )
 def test_a_shard_that_cannot_start_is_called_failing(start_server: Start) -> None:
     server = start_server()
@@ -238,7 +240,7 @@ def test_a_shard_that_cannot_start_is_called_failing(start_server: Start) -> Non
     for name in (late, early):
         ok(server.write(name, name), 201)
     assert server.stop() == 0
-    assert alarms(server) == [], "a clean stop is no reason for one"
+    assert alarms(server) == [], "a clean stop logs no warning"
     lock = server.data_dir / "layout-1" / "shard-01" / "LOCK"
     lock.unlink()
     lock.mkdir()
@@ -275,7 +277,7 @@ def test_a_shard_that_cannot_start_is_called_failing(start_server: Start) -> Non
 
 
 def alarms(server: Server) -> list[str]:
-    """Warnings and worse."""
+    """Log lines of level warning and above."""
     lines = [json.loads(line) for line in server.log.splitlines()]
     return [line["message"] for line in lines if line["level"] != "info"]
 
@@ -283,7 +285,7 @@ def alarms(server: Server) -> list[str]:
 @fault(
     "data directory",
     "two servers on one data directory",
-    "the second one is refused with exit code 3, and names the first one's pid",
+    "the second one is refused with exit code 3 and the pid of the first",
 )
 def test_one_server_per_directory(shared_server: Server, topic: str) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}

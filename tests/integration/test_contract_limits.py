@@ -1,6 +1,6 @@
-"""Goal: every cap holds exactly, is released by what it counts going away, and the environment sets it.
+"""Goal: every cap holds exactly, deletes make room again, and environment variables set the caps.
 
-Method: a server with small caps, emptied before each test; and one whose numbers are none, so that the defaults apply.
+Method: a server with small caps, emptied before each test; and one with invalid numbers, so that the defaults apply.
 Clamped inputs are tested where they are used (reads, topics, pages); here are those that need many rows.
 """
 
@@ -52,7 +52,7 @@ def test_a_cap_on_topics(empty: Server) -> None:
     refused(empty.write("more", 1), 429, "throttled", detail)
     refused(empty.put("/v0/topics/.bad"), 400, "invalid_request")
     refused(empty.write("more", 1, create=False), 404, "topic_not_found")
-    for name in names:  # what is there may be changed
+    for name in names:  # existing topics may be changed
         ok(empty.put(f"/v0/topics/{name}", {"cap_records": 9}))
         ok(empty.write(name, 2))
     for name in ("more", "and-more"):
@@ -91,7 +91,7 @@ def test_a_cap_on_bodies(empty: Server, method: str, sub: str, body: Json) -> No
     path = f"/v0/topics/body{sub}"
     ok(empty.request(method, path, padded(body, BODY_MAX), JSON))
     refused(empty.request(method, path, padded(body, BODY_MAX + 1), JSON), 413, "payload_too_large")
-    # Before parsing, and after the look at the content type.
+    # Before parsing, and after the check of the content type.
     refused(empty.request(method, path, b"{" * (BODY_MAX + 1), JSON), 413, "payload_too_large")
     refused(empty.request(method, path, b"{" * (BODY_MAX + 1)), 415, "unsupported_media_type")
     refused(empty.request(method, "/v0/topics/body/nowhere", b"{" * (BODY_MAX + 1)), 404, "not_found")
@@ -107,7 +107,7 @@ def test_the_cap_counts_what_a_body_unpacks_to(empty: Server) -> None:
 
 
 def chunked(server: Server, path: str, body: bytes) -> Reply:
-    """A body whose length nobody knows before its end."""
+    """A chunked body, whose length is not declared."""
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     with server.connect() as connection:
         connection.sendall(head.encode())
@@ -153,12 +153,12 @@ def test_a_cap_on_bytes(empty: Server) -> None:
     for i in range(4):
         ok(write_bytes(empty, f"n{i}", 1000), 201)
     refused(write_bytes(empty, "n4", 1001), 429, "throttled", detail)
-    refused(empty.get("/v0/topics/n4"), 404, "topic_not_found")  # refused as a whole
+    refused(empty.get("/v0/topics/n4"), 404, "topic_not_found")  # the refused write created nothing
     ok(write_bytes(empty, "n4", 1000, idempotency_key="k"), 201)  # exactly at the cap
     refused(empty.write("n0", 1), 429, "throttled", detail)
     assert ok(write_bytes(empty, "n4", 1000, idempotency_key="k"))["deduped"]
     assert sum(state_of(empty, f"n{i}")["bytes"] for i in range(5)) == BYTES_MAX
-    # Freed by each way that a record can go.
+    # Every way to remove a record frees its bytes.
     ok(empty.post("/v0/topics/n0/delete", {"before_seq": 2}))
     ok(write_bytes(empty, "n1", 1000))
     refused(empty.write("n0", 1), 429, "throttled", detail)
@@ -206,7 +206,7 @@ def test_a_page_has_a_thousand_rows_at_most(shared_server: Server) -> None:
 def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {
         "TOPICS_HOST": "127.0.0.1:0",
-        "TOPICS_PORT": "1",  # ignored, since the host names one
+        "TOPICS_PORT": "1",  # ignored, because the host includes a port
         "TOPICS_WAL_SHARDS": "0",
         "TOPICS_MAX_TOPICS": "few",
         "TOPICS_MAX_BODY_BYTES": "1e3",
@@ -252,7 +252,7 @@ def test_a_client_that_goes_gives_its_places_back(start_server: Callable[..., Se
     body = b'{"from_seq":1,"wait_ms":30000}'
     fast = b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
     fast += b"Content-Type: application/json\r\nContent-Length: %d\r\n" % len(body)
-    slow = fast + b"X-Odd: 1\r\n"  # a header that the fast path does not take
+    slow = fast + b"X-Odd: 1\r\n"  # a header that the fast path does not accept
     polls = [server.connect() for _ in range(3)]
     for connection, head in zip(polls, (fast, slow, slow)):
         connection.sendall(head + b"\r\n" + body)

@@ -1,6 +1,6 @@
-"""Contract, "Origin and Host": web pages of other origins and names that are not the server's are refused, whichever way a request comes.
+"""Contract, "Origin and Host": requests from web pages of other origins, and for foreign host names, are refused over every protocol.
 
-Method: the same request as bytes for the fast path, for aiohttp (one header more) and over HTTP/2; upgrades and streams beside them.
+Method: the same request as bytes for the fast path, for aiohttp (with one more header) and over HTTP/2; also upgrades and streams.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_the_fast_path_is_taken(shared_server: Server, topic: str) -> None:
             client.send(
                 f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{line}Content-Length: 0\r\n\r\n".encode()
             )
-            assert client.read().status == status  # and the connection stays
+            assert client.read().status == status  # and the connection stays open
     finally:
         client.close()
 
@@ -149,7 +149,7 @@ def test_what_is_odd(shared_server: Server) -> None:
     assert status("GET /v0/health HTTP/1.0\n\n") == 200
     assert status("GET /v0/health HTTP/1.0\nOrigin: http://localhost\n\n") == 403
     assert status("GET /v0/health HTTP/1.1\nHost:\n\n") == 200
-    # The target's authority wins over Host.
+    # The target's authority takes precedence over Host.
     assert status("GET http://evil.example/v0/health HTTP/1.1\nHost: localhost\n\n") == 421
     assert status("GET http://localhost/v0/health HTTP/1.1\nHost: evil.example\n\n") == 200
     twice = "Origin: http://localhost\n" * 2
@@ -169,7 +169,7 @@ def test_an_upgrade_checks_the_origin(
         assert upgrade(server, Origin=APP).status == also
         refused(upgrade(server, Origin=EVIL), 403, "forbidden_origin", {"origin": EVIL})
     keyless = Server(keyed_server.folder, host=keyed_server.host, port=keyed_server.port)
-    assert upgrade(keyless, Origin=EVIL).status == 403  # before the key
+    assert upgrade(keyless, Origin=EVIL).status == 403  # checked before the key
     assert upgrade(keyless, Origin=APP).status == 401
 
 
@@ -185,7 +185,7 @@ def test_listed_pages_and_names(listing_server: Server, topic: str, way: str) ->
         assert (reply.headers["access-control-allow-origin"], reply.headers["vary"]) == (APP, "Origin")
     assert ask(listing_server, way, "POST", path).headers["vary"] == "Origin"
     assert ask(listing_server, way, "POST", path, Origin=EVIL).status == 403
-    # An answer without an end, and one before the body is read.
+    # A stream, and an answer before the body is read.
     session = json.loads(
         ask(listing_server, way, "POST", "/v0/watch", body=b'{"topics":{"%b":{}}}' % topic.encode()).body
     )
@@ -196,7 +196,7 @@ def test_listed_pages_and_names(listing_server: Server, topic: str, way: str) ->
 
 
 def early_refusals(server: Server, way: str) -> Iterator[Reply]:
-    """Answers before a request has been read."""
+    """Answers that are sent before the request is read completely."""
     path, large = "/v0/topics/t", b"x" * (BODY_MAX + 1)
     yield ask(server, way, "POST", path, body=large, Origin=APP)  # 413
     yield ask(server, way, "PATCH", path, Origin=APP)  # 405
@@ -286,7 +286,7 @@ def test_a_preflight_needs_no_key(listing_server: Server, keyed_server: Server, 
 @pytest.mark.parametrize("way", ("aiohttp", "http2"))
 @pytest.mark.parametrize("path", ["work?node=n", "consumers/c/stream?node=n"])
 def test_a_page_cannot_lease_jobs_unseen(shared_server: Server, topic: str, way: str, path: str) -> None:
-    """An image sends no Origin, but says that it is for another site."""
+    """An <img> sends no Origin header, but Sec-Fetch-Site says that it is for another site."""
     shared_server.put(f"/v0/topics/{topic}", {"type": "queue"})
     for site in ("cross-site", "same-site"):
         reply = ask(shared_server, way, "GET", f"/v0/topics/{topic}/{path}", Sec_Fetch_Site=site)

@@ -1,6 +1,6 @@
-"""Goal: health, readiness and metrics say what the contract lists, under exactly those names.
+"""Goal: health, readiness and metrics have exactly the fields and names that the contract lists.
 
-Method: a server of its own, so that the figures are known; the text form is parsed line by line.
+Method: a server with known contents; the text format is parsed line by line.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def samples(server: Server) -> dict[tuple[str, str], float]:
-    """Values by name and label value; the text must be nothing but comments and samples."""
+    """Values by name and label value; the text must consist of comments and samples."""
     reply = server.get("/v0/metrics")
     assert reply.status == 200
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -136,7 +136,7 @@ def test_the_figures(measured: Server) -> None:
         for name, value in zip(("head_seq", "earliest_seq", "records_live", "bytes_live"), row):
             expected[f"topics_topic_{name}", topic] = value
     assert {key: found[key] for key in expected} == expected
-    # Only queues have the figures of queues.
+    # Only queues have the metrics of queues.
     assert [label for name, label in found if name == "topics_topic_queue_ready"] == ["jobs:q-1_"]
 
 
@@ -178,7 +178,7 @@ def test_metrics_as_json(measured: Server) -> None:
         assert all(isinstance(value, int) for value in wal.values())
         assert wal["fsync_count"] > 0
         assert body.pop("uptime_ms") > 0
-        assert 0 <= body.pop("pressure") <= 1  # by how busy this machine is
+        assert 0 <= body.pop("pressure") <= 1  # depends on how busy this machine is
         assert {name: body[name] for name in figures()} == figures()
         assert all(body[name] == 0 for name in body.keys() - figures().keys())
     for accept in ("*/*", "text/plain", ""):
@@ -193,7 +193,7 @@ def figures() -> Json:
     }  # fmt: skip
 
 
-# No topic can have such a name, and a thousand topics take long to make: these two ask the renderer itself.
+# No topic can have such a name, and a thousand topics take long to create: these two tests call the renderer itself.
 
 
 def report(names: list[str], count: int) -> ShardReport:

@@ -1,4 +1,4 @@
-"""Goal: who may use queues and consumers: every scope on every call, prefixes, and that a key in the query is not taken.
+"""Goal: authorization for queues and consumers: every scope on every call, prefixes; a key in the query is not accepted.
 
 Method: one server with a key for each scope and pair of scopes; each call is tried with every key.
 """
@@ -86,7 +86,7 @@ def test_names_outside_of_the_prefixes(guarded: Server, needs: str, method: str,
 
 
 def test_a_consumers_name_is_not_a_topics(guarded: Server) -> None:
-    """Prefixes are about the topic: a consumer may have any name."""
+    """Prefixes apply to the topic: a consumer may have any name."""
     name = fresh("team.q")
     make(guarded, name)
     ok(ask(guarded, "team", "PUT", f"/v0/topics/{name}/consumers/other", {}), 201)

@@ -1,6 +1,6 @@
-"""Goal: what is no claim, ack, nack or extend is refused, for the right reason, in the contract's order, and changes nothing.
+"""Goal: an invalid claim, ack, nack or extend is refused with the right error, in the contract's order, and changes nothing.
 
-Method: one wrong thing at a time, and two where an order is promised.
+Method: one mistake at a time, and two where the order of checks is promised.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_a_claim_looks_at_existence_and_type_before_the_node(shared_server: Serv
     shared_server.write(topic, 1)
     for body in ({"node": ""}, {"node": "x" * 129}):
         refused(shared_server.post(f"/v0/topics/{topic}/claim", body), 409, "not_a_queue")
-    # What is wrong with the JSON comes first.
+    # Invalid JSON comes first.
     refused(shared_server.post("/v0/topics/absent/claim", {"node": 5}), 400, "invalid_request")
 
 
@@ -117,7 +117,7 @@ def test_bad_settles(shared_server: Server, topic: str, verb: str, wrong: Json) 
     claim(shared_server, topic)
     reply = call(shared_server, topic, verb, **{"seqs": [1], **SETTLES[verb], **wrong})
     refused(reply, 400, "invalid_request")
-    # All of it is judged before the topic is looked for.
+    # The whole body is checked before the topic is looked up.
     absent = call(shared_server, "absent", verb, **{"seqs": [1], **SETTLES[verb], **wrong})
     refused(absent, 400, "invalid_request")
     assert counts(shared_server, topic)["in_flight"] == 1
@@ -164,7 +164,7 @@ def test_too_many_seqs(shared_server: Server, topic: str, verb: str) -> None:
 
 @every_settle
 def test_the_order_of_checks(shared_server: Server, verb: str) -> None:
-    """`lease_ids` syntax, `node`, `seqs` length, `lease_ids` length, then existence: the first fault is told."""
+    """Syntax of `lease_ids`, `node`, length of `seqs`, length of `lease_ids`, existence: the first mistake is reported."""
     many = list(range(1001))
 
     def message(**body: Any) -> tuple[str, str]:

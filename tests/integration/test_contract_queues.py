@@ -1,7 +1,7 @@
-"""Goal: claim, ack, nack and extend are what the contract says (section 10), with their limits (12) and readings (15).
+"""Goal: claim, ack, nack and extend behave as sections 10, 12 (limits) and 15 of the contract say.
 
-Method: a queue of its own for each test, and whole answers. Times are those of the server: nothing is slept through, but
-what becomes due is asked for until it is there.
+Method: each test has its own queue and compares whole answers. Nothing sleeps: what becomes due is polled for until it
+is there.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_max_is_one_unless_told(shared_server: Server, topic: str) -> None:
 )  # fmt: skip
 def test_leases_are_clamped(shared_server: Server, topic: str, given: int | None, lease_ms: int) -> None:
     make_queue(shared_server, topic, 1, 2, lease_ms=70_000)
-    # The long lease first: one of 100 ms may have run out by the next call, which would then get the same job.
+    # The long lease first: one of 100 ms may expire before the next call, which would then get the same job.
     (other,) = claim(shared_server, topic)
     check_lease(shared_server, topic, other["deadline"], 70_000)
     (job,) = claim(shared_server, topic, lease_ms=given)
@@ -333,7 +333,7 @@ def test_deleted_and_evicted_jobs(shared_server: Server, topic: str) -> None:
     claim(shared_server, topic, 2)
     ok(shared_server.post(f"/v0/topics/{topic}/delete", {"before_seq": 2}))
     assert counts(shared_server, topic) == {"ready": 1, "in_flight": 1, "dead_lettered": 0}
-    ok(shared_server.write(topic, 4, 5))  # takes the room of 2
+    ok(shared_server.write(topic, 4, 5))  # the cap drops 2
     assert counts(shared_server, topic) == {"ready": 3, "in_flight": 0, "dead_lettered": 0}
     answer = settle(shared_server, topic, "ack", [1, 2])
     assert (answer["acked"], answer["skipped"]) == (0, [1, 2])

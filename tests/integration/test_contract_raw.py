@@ -1,7 +1,7 @@
-"""Goal: the routes for curl: a body written as one record, a page read with GET, and the page at `/`.
+"""Goal: the routes for curl: a body as one record, a page read with GET, and the page at `/`.
 
-Method: a shared server. What each body becomes is tried in `tests/unit/protocols/json/test_requests.py`, and that every way in gives
-the same answer in `test_protocol_parity.py`; here is that these routes are the write and the read that they claim to be.
+Method: a shared server. How each body is interpreted is tested in `tests/unit/workers/codec/test_requests.py`, and that all protocols
+give the same answer in `test_protocol_parity.py`; here, that these routes are equivalent to the write and the read.
 """
 
 from __future__ import annotations

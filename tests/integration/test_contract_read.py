@@ -1,7 +1,7 @@
-"""Goal: a read returns what is there, says how far it looked, announces what was lost, and waits only when it must.
+"""Goal: a read returns the records, the end of what it covered, and every loss, and waits only when it must.
 
-Method: whole pages are compared. Long polls are sent first and answered by a change that comes after; no test waits for
-time to pass but those whose deadline is the point, and these have short ones.
+Method: whole pages are compared. Long polls are sent first and answered by a later change; only tests of deadlines wait for time
+to pass, with short deadlines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.server import Server, until
 
 
 def page_of(server: Server, topic: str, **fields: Any) -> Json:
-    """A page with its records as a list of seqs."""
+    """A page whose records are reduced to their seqs."""
     page = ok(server.diff(topic, **fields))
     page["records"] = [record["$seq"] for record in page["records"]]
     return page
@@ -65,7 +65,7 @@ def gap(first: int, last: int, reason: str, head: int, earliest: int | None = No
 def test_an_absent_topic(shared_server: Server, topic: str) -> None:
     refused(shared_server.diff(topic), 404, "topic_not_found", {"topic": topic})
     refused(shared_server.diff(topic, wait_ms=30_000), 404, "topic_not_found", {"topic": topic})
-    refused(shared_server.get(f"/v0/topics/{topic}"), 404, "topic_not_found")  # nothing was created
+    refused(shared_server.get(f"/v0/topics/{topic}"), 404, "topic_not_found")  # a read creates nothing
 
 
 def test_a_whole_page(shared_server: Server, topic: str) -> None:
@@ -265,7 +265,7 @@ def test_a_ttl_is_announced(shared_server: Server, topic: str) -> None:
 
 
 def test_both_causes_are_mixed(shared_server: Server, topic: str) -> None:
-    """A cause counts when it reaches into the gap that this reader has."""
+    """A cause counts if it applies to the part of the gap that this reader has not read."""
     shared_server.put(f"/v0/topics/{topic}", {"cap_records": 2})
     shared_server.write(topic, 1, 2, 3, 4)
     shared_server.put(f"/v0/topics/{topic}", {"ttl_ms": 30})
@@ -334,7 +334,7 @@ def test_a_long_poll_ends_at_its_deadline(shared_server: Server, topic: str) -> 
 
 
 def test_a_long_poll_ends_with_a_filtered_record_too(shared_server: Server, topic: str) -> None:
-    """Its cursor moves, so that it is not looked at again."""
+    """Its cursor moves past the record, so that it is not filtered again."""
     shared_server.put(f"/v0/topics/{topic}")
     waiting = poll(shared_server, topic, node="me")
     shared_server.write(topic, 1, node="me")
@@ -347,7 +347,7 @@ def test_a_long_poll_ends_with_a_filtered_record_too(shared_server: Server, topi
 def test_a_long_poll_waits_when_its_first_look_is_caught_up(
     shared_server: Server, topic: str, how: str, durability: str
 ) -> None:
-    """Caught up means that nothing is left to read, also where the cursor had to move for that."""
+    """Caught up means that no records are left, also if the cursor had to move past filtered ones."""
     shared_server.put(f"/v0/topics/{topic}", {"durability": durability})
     shared_server.write(topic, 1, 2, node="me")
     if how == "deleted":
@@ -370,7 +370,7 @@ def test_a_long_poll_waits_when_its_first_look_is_caught_up(
 def test_a_long_poll_does_not_wait_when_there_is_something(
     shared_server: Server, topic: str, from_seq: int
 ) -> None:
-    """Records behind the cursor, or a tombstone."""
+    """Records after the cursor, or a tombstone."""
     shared_server.write(topic, 1, 2)
     began = time.monotonic()
     body = ok(shared_server.diff(topic, from_seq=from_seq, wait_ms=30_000))

@@ -1,4 +1,4 @@
-"""Goal: keys and routers (contract 2.3): scopes per method, prefixes of name, source and dest, filtered lists.
+"""Goal: authorization for routers (contract 2.3): scopes per method, prefixes of name, source and dest, filtered lists.
 
 Method: one server with keys of every kind.
 """
@@ -51,7 +51,7 @@ def test_scopes(guarded: Server, method: str, path: str, needed: str) -> None:
 
 def test_put_needs_admin_whatever_else_a_key_may(guarded: Server) -> None:
     refused(put(guarded.with_key("rest"), "scoped2", "x", "y"), 403, "forbidden")
-    # Before the body is looked at.
+    # Before the body is parsed.
     refused(guarded.with_key("rest").put("/v0/routers/scoped2", b"{"), 403, "forbidden")
 
 
@@ -85,7 +85,7 @@ def test_a_pattern_must_lie_within_the_prefixes(guarded: Server) -> None:
             ok(reply, 201)
         else:
             refused(reply, 403, "forbidden", {"topic": source})
-    # A prefix is no pattern: this key has names that begin with a star, and there are none.
+    # A prefix is not a pattern: this key allows names that begin with a literal star, and there are none.
     star = guarded.with_key("star")
     refused(star.put("/v0/routers/%2Ar", {"source": "*.x", "dest": "*y"}), 403, "forbidden", {"topic": "*.x"})
 
@@ -166,7 +166,7 @@ def test_lists_show_what_is_allowed_in_all_three_names(guarded: Server) -> None:
     query = "page_size=1"
     while True:
         page = ok(tea.get(f"/v0/routers?{query}"))
-        assert len(page["routers"]) == 1, "what is not shown takes no place"
+        assert len(page["routers"]) == 1, "hidden rows do not count against the page size"
         seen += [row["router"] for row in page["routers"]]
         if "next_cursor" not in page:
             break

@@ -1,6 +1,6 @@
-"""Goal: `/v0/routers` is what the contract says, section 7: fields, order of checks, answers, errors, lists.
+"""Goal: `/v0/routers` behaves as section 7 of the contract says: fields, order of checks, answers, errors, lists.
 
-Method: topics and routers of its own for each test, and whole answers. What copies are like is in test_contract_copies.py.
+Method: each test has its own topics and routers and compares whole answers. The copies are tested in test_forwarding.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def test_put_makes_and_says_what_there_is(shared_server: Server, topic: str) -> 
     name, dest = f"{topic}->{topic}.b", f"{topic}.b"
     rule: Json = {"router": name, "source": topic, "dest": dest, **DEFAULTS}
     assert make(shared_server, name, topic, dest) == rule | {"created": True}
-    assert topics_like(shared_server, topic) == [topic, dest], "both are made"
+    assert topics_like(shared_server, topic) == [topic, dest], "both are created"
     again = ok(put(shared_server, name, topic, dest))
-    assert again == rule | {"created": False}, "the same once more is no error"
+    assert again == rule | {"created": False}, "repeating the PUT is no error"
     assert look(shared_server, name) == rule | {"forwarded_total": 0}
 
 
@@ -133,7 +133,7 @@ def test_good_names(shared_server: Server, topic: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["-a", ".a", ">a", "_a", "a b", "é", "a/b", "a*", "x" * 256])
 def test_bad_names(shared_server: Server, topic: str, name: str) -> None:
     refused(put(shared_server, name, topic, f"{topic}.b"), 400, "invalid_request")
-    # Elsewhere a malformed name just does not exist.
+    # On other routes a malformed name simply does not exist.
     refused(shared_server.get(path_of(name)), 404, "router_not_found", {"router": name})
     assert ok(shared_server.delete(path_of(name))) == {"router": name, "deleted": False}
     assert topics_like(shared_server, topic) == []
@@ -169,11 +169,11 @@ def test_unknown_paths(shared_server: Server, path: str) -> None:
 def test_a_missing_dest(shared_server: Server, topic: str) -> None:
     name, dest = fresh("router"), f"{topic}.b"
     refused(put(shared_server, name, topic, dest, create_dest=False), 404, "topic_not_found", {"topic": dest})
-    assert topics_like(shared_server, topic) == [], "a refused router leaves no topics behind"
+    assert topics_like(shared_server, topic) == [], "a refused router creates no topics"
     refused(shared_server.get(path_of(name)), 404, "router_not_found")
     shared_server.put(f"/v0/topics/{dest}")
     make(shared_server, name, topic, dest, create_dest=False)
-    assert topics_like(shared_server, topic) == [topic, dest], "the source is made all the same"
+    assert topics_like(shared_server, topic) == [topic, dest], "the source is created all the same"
 
 
 def test_fan_in(shared_server: Server, topic: str) -> None:
@@ -232,7 +232,7 @@ def test_a_permitted_cycle_does_not_keep_others_from_changing(shared_server: Ser
     make(shared_server, first, topic, back)
     make(shared_server, second, back, topic, allow_cycle=True)
     assert ok(put(shared_server, first, topic, back, filter="x"))["filter"] == ["tag", "Eq", "x"]
-    # To take the permission back would leave a cycle that nobody has allowed.
+    # Removing the permission would leave a cycle that is not allowed.
     refused(put(shared_server, second, back, topic), 409, "router_cycle", {"cycle": [back, topic, back]})
     ok(put(shared_server, second, back, topic, allow_cycle=True))
 
@@ -249,7 +249,7 @@ def test_cycles_through_patterns(shared_server: Server, topic: str) -> None:
     other = f"{topic}-o.1"
     make(shared_server, fresh("router"), f"{topic}-next", other)
     reply = put(shared_server, fresh("router"), f"{topic}-o.*", pool)
-    refused(reply, 409, "topic_exists_incompatible")  # fan-in is looked at first
+    refused(reply, 409, "topic_exists_incompatible")  # fan-in is checked first
     reply = put(shared_server, fresh("router"), f"{topic}-o.*", f"{topic}.z")
     refused(reply, 409, "router_cycle", {"cycle": [other, f"{topic}.z", pool, f"{topic}-next", other]})
 
@@ -265,22 +265,24 @@ def test_the_order_of_checks(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_MAX_ROUTERS": "2"})
     make(server, "ab", "a", "b")
     make(server, "bc", "b", "c")
-    # A bad name before everything about topics; a missing dest before fan-in, re-point, the cap and cycles.
+    # A bad name before everything about topics; a missing dest before fan-in, changed source or dest, the cap and cycles.
     refused(put(server, "ab", ".bad", "b"), 400, "invalid_request")
     refused(put(server, "ab", "a", "none", create_dest=False), 404, "topic_not_found", {"topic": "none"})
     refused(put(server, "new", "a", "none", create_dest=False), 404, "topic_not_found", {"topic": "none"})
-    # Fan-in before re-point, the cap and cycles.
+    # Fan-in before a changed source or dest, the cap and cycles.
     fan_in = {"topic": "b", "reason": "router_dest_fan_in"}
     refused(put(server, "bc", "c", "b"), 409, "topic_exists_incompatible", fan_in)
     refused(put(server, "new", "c", "b"), 409, "topic_exists_incompatible", fan_in)
-    # Re-point before cycles.
+    # A changed source or dest before cycles.
     assert refused(put(server, "bc", "c", "a"), 409, "topic_exists_incompatible")["router"] == "bc"
     # The cap before cycles.
     cap = {"limit": "max_routers", "max": 2}
     refused(put(server, "new", "c", "a"), 429, "throttled", cap)
     refused(put(server, "new", "x", "y"), 429, "throttled", cap)
     assert topics_like(server, "") == ["a", "b", "c"]
-    assert ok(put(server, "ab", "a", "b", filter="x"))["created"] is False, "a change is never capped"
+    assert ok(put(server, "ab", "a", "b", filter="x"))["created"] is False, (
+        "the cap does not apply to changes"
+    )
     ok(server.delete("/v0/routers/bc"))
     make(server, "new", "x", "y")
     text = server.get("/v0/metrics").body.decode()
@@ -390,7 +392,7 @@ def test_delete(shared_server: Server, topic: str) -> None:
     refused(shared_server.get(path_of(name)), 404, "router_not_found", {"router": name})
     assert names(shared_server, f"source={topic}") == []
     assert topics_like(shared_server, topic) == [topic, f"{topic}.b"]
-    assert make(shared_server, name, f"{topic}.b", topic)["created"], "another one of this name"
+    assert make(shared_server, name, f"{topic}.b", topic)["created"], "the name can be used again"
 
 
 def test_head_and_options(shared_server: Server, topic: str) -> None:

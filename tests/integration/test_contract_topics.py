@@ -1,6 +1,6 @@
 """Goal: topics are created, changed, shown, listed and deleted as the contract says, with every field of a config.
 
-Method: whole answers are compared; nothing is left out but `performance`, and times, which only have bounds.
+Method: whole answers are compared, except `performance`; times are compared with bounds.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def put(server: Server, topic: str, status: int = 200, **config: Any) -> Json:
 def test_every_field_of_a_config(
     shared_server: Server, topic: str, given: Json, stored: Json, way: str
 ) -> None:
-    """Set by the PUT that creates, by one that updates, and by a write that creates."""
+    """Set by a PUT that creates, by one that updates, and by a write that creates."""
     expected = {**DEFAULT_CONFIG, **stored}
     if way == "write":
         created = ok(shared_server.write(topic, 1, config=given, create=True), 201)
@@ -94,7 +94,7 @@ def test_dead_letter_of_a_queue_is_another_topic(shared_server: Server, topic: s
     refused(reply, 400, "invalid_request")
     reply = shared_server.write(topic, 1, config={"type": "queue", "dead_letter": topic})
     refused(reply, 400, "invalid_request")
-    put(shared_server, topic, 201, dead_letter=topic)  # on a log it is only a text
+    put(shared_server, topic, 201, dead_letter=topic)  # has no effect on a log
 
 
 # -- PUT ---------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_the_type_is_fixed(shared_server: Server, topic: str, old: str, new: str
     detail = {"topic": topic, "existing_type": old, "requested_type": new}
     reply = shared_server.put(f"/v0/topics/{topic}", {"type": new})
     refused(reply, 409, "topic_exists_incompatible", detail)
-    if old == "queue":  # a body without a type reads as a log
+    if old == "queue":  # a body without a type means a log
         refused(shared_server.put(f"/v0/topics/{topic}", {}), 409, "topic_exists_incompatible", detail)
         refused(shared_server.put(f"/v0/topics/{topic}"), 409, "topic_exists_incompatible", detail)
     assert state_of(shared_server, topic)["config"]["cap_records"] == 4

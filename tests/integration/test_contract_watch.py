@@ -1,6 +1,6 @@
-"""Goal: a watch is made as it is asked for, or refused for the right reason and leaves nothing behind.
+"""Goal: a watch session is created as requested, or refused with the right error and nothing is created.
 
-Method: whole answers are compared. What an option has come to is seen in the frames of the session's stream.
+Method: whole answers are compared. The effect of options is checked in the frames of the session's stream.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def sessions(server: Server) -> int:
-    """A sweep may take old ones away meanwhile: the count must not grow."""
+    """Old sessions may be swept meanwhile, so tests check only that the count does not grow."""
     return int(ok(server.get("/v0/metrics", Accept="application/json"))["watch_sessions"])
 
 
@@ -269,7 +269,7 @@ def test_the_default_and_the_largest_max_batch_bytes(
 
 @pytest.mark.parametrize("heartbeat_ms", [0, 1, 30])
 def test_the_heartbeat_has_a_floor(shared_server: Server, topic: str, heartbeat_ms: int) -> None:
-    """The floor of the tests' server is lowered to what conftest.py says: no stream beats faster than that."""
+    """conftest.py lowers the minimum for the tests' server: no stream sends heartbeats more often than that."""
     shared_server.put(f"/v0/topics/{topic}")
     stream = follow(shared_server, topic, heartbeat_ms=heartbeat_ms)
     stream.take("caught-up")
@@ -305,8 +305,8 @@ def test_head_is_get_without_the_stream(shared_server: Server, topic: str) -> No
     headers = head_only(shared_server, session["stream_url"])
     assert headers["content-type"].startswith("text/event-stream")
     assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-store", "no")
-    assert "content-length" not in headers, "a stream has none, and this one is not empty"
-    # Nothing was taken over.
+    assert "content-length" not in headers, "a stream has no length, and this one is not empty"
+    # HEAD does not take over the session's stream.
     shared_server.write(topic, 2)
     [record, _] = stream.take("record", "caught-up")
     assert record.seqs == [2]

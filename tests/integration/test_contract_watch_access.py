@@ -1,6 +1,6 @@
-"""Goal: who may watch what, in which order a watch is refused, how many there may be, and what a stop tells them.
+"""Goal: authorization of watches, the order of refusals, caps on sessions and streams, and streams when the server stops.
 
-Method: one server with a key for each case; servers of their own for caps and for the stop. Slots are waited for by trying.
+Method: one server with a key for each case; separate servers for caps and for the stop. Freed slots are polled for.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_a_watch_needs_a_key_that_may_read(guarded: Server, watched: str) -> Non
     for token in ("", "?token=s3cret-all"):
         refused(guarded.post(f"/v0/watch{token}", body), 401, "unauthorized")
     refused(guarded.with_key("nobody").post("/v0/watch", b"{"), 401, "unauthorized")
-    # The scope is checked before the body is looked at.
+    # The scope is checked before the body.
     for sent in (body, b"{", {"topics": {"absent": {}}}):
         refused(guarded.with_key("s3cret-write").post("/v0/watch", sent), 403, "forbidden", {})
     for secret in ("s3cret-read", "s3cret-all"):
@@ -99,7 +99,7 @@ def test_what_does_not_accept_a_stream(
     guarded: Server, watched: str, protocol: Protocol, accept: str
 ) -> None:
     session = watch(guarded.with_key("s3cret-all"), watched)
-    for path in (NO_WID, session["stream_url"]):  # before it is asked whether and whose it is
+    for path in (NO_WID, session["stream_url"]):  # before existence and owner are checked
         refused(get(guarded, path, protocol, Accept=accept), 406, "not_acceptable")
 
 
@@ -183,7 +183,7 @@ def test_a_session_made_without_keys_needs_none(shared_server: Server, topic: st
 
 
 def open_once(server: Server, session: Json) -> EventStream:
-    """As soon as there is a place for it."""
+    """Retried until there is a free slot."""
     stream: EventStream = until(lambda: try_open(server, session))
     return stream
 
@@ -199,15 +199,15 @@ def test_streams_are_counted_per_key(guarded: Server, everyone: Server, watched:
     last = sessions[PER_KEY_MAX]["stream_url"]
     for protocol in ("http1", "h2c"):
         refused(get(busy, last, protocol), 429, "throttled")
-        # Whose it is comes before the count.
+        # The owner is checked before the count.
         refused(get(everyone, last, protocol), 401, "unauthorized")
         refused(get(busy, NO_WID, protocol), 404, "not_found")
     refused(refused_upgrade(busy), 429, "throttled")
     refused(get(guarded, f"{last}?token=s3cret-busy", "http1"), 429, "throttled")
-    follow(everyone, watched).close()  # others have their own count
-    ok(busy.get("/v0/topics"))  # and requests theirs
+    follow(everyone, watched).close()  # other keys have their own count
+    ok(busy.get("/v0/topics"))  # and requests have theirs
 
-    # However a stream ends, its place is free again.
+    # However a stream ends, its slot is free again.
     streams[0].close()
     streams[0] = open_once(busy, sessions[3])
     second = streams[1]
@@ -236,7 +236,7 @@ def test_the_server_s_caps(start_server: Callable[..., Server]) -> None:
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(make, range(16)))
     sessions: list[Json] = [ok(reply) for reply in replies if reply.status == 200]
-    assert len(sessions) == 5  # checking and taking a place is one step
+    assert len(sessions) == 5  # check and reservation are one step
     for reply in replies:
         if reply.status != 200:
             refused(reply, 429, "throttled", {"limit": "max_watch_sessions", "max": 5})
@@ -258,7 +258,7 @@ def test_the_server_s_caps(start_server: Callable[..., Server]) -> None:
     until(lambda: sse_connections(server) == 1)
     second.close()
     until(lambda: sse_connections(server) == 0)
-    # A stream that the server ends gives its place back, too.
+    # A stream that the server ends frees its slot, too.
     doomed = [
         open_stream(server, session)
         for session in [session for session in sessions if "doomed" in session["topics"]][:2]

@@ -1,7 +1,7 @@
-"""Goal: a stream says what happened in its topics, in the contract's frames and order, over both protocols.
+"""Goal: a stream reports what happens in its topics, in the contract's frames and order, over both protocols.
 
-Method: whole frames are compared; the client refuses every byte that the contract does not have. Nothing is waited for
-but frames.
+Method: whole frames are compared; the client refuses every byte that the contract does not allow. Tests wait only for
+frames.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_all_that_is_there_comes_in_one_frame(shared_server: Server, topic: str,
     [record, _] = stream.take("record", "caught-up")
     assert record.seqs == list(range(1, 51))
     shared_server.write(topic, *range(30))
-    [record, _] = stream.take("record", "caught-up")  # a write is never torn apart
+    [record, _] = stream.take("record", "caught-up")  # a write is never split
     assert record.seqs == list(range(51, 81))
     stream.close()
 
@@ -136,7 +136,9 @@ def test_what_is_included(
         assert [list(found) for found in frame.data["records"]] == [list(found) for found in expected]
 
     check()
-    shared_server.post(f"/v0/topics/{topic}", {"records": [record, {"data": None}]})  # live as in the backlog
+    shared_server.post(
+        f"/v0/topics/{topic}", {"records": [record, {"data": None}]}
+    )  # live frames are like the backlog
     expected = ok(shared_server.diff(topic, from_seq=2, **fields))["records"]
     check()
     stream.close()
@@ -236,7 +238,7 @@ def test_a_filtered_frame_is_not_sent_but_moves_the_cursor(shared_server: Server
     until(moved)
     stream.close()
     assert ledger.seqs[quiet] == []
-    # Another stream of the session begins behind what was filtered.
+    # Another stream of the session begins after the filtered records.
     nodes(shared_server, quiet, "you")
     session = watch(shared_server, {quiet: {"from_seq": 0}}, node="me")
     again = open_stream(shared_server, session, protocol=protocol)
@@ -285,7 +287,7 @@ def test_a_later_gap_has_its_true_reason(shared_server: Server, topic: str, prot
     shared_server.write(topic, 1)
     stream = follow(shared_server, topic, protocol)
     stream.take("record", "caught-up")
-    shared_server.write(topic, *range(10))  # more than the topic keeps: seven of them are gone at once
+    shared_server.write(topic, *range(10))  # more than the topic keeps: seven of them are dropped at once
     [tombstone, record, _] = stream.take("tombstone", "record", "caught-up")
     assert tombstone.data == gap(topic, "cap", 2, 8, 11)
     assert tombstone.cursors == {topic: 8}
@@ -364,7 +366,7 @@ def test_a_topic_s_end_is_not_the_others(shared_server: Server, protocol: Protoc
     stream.until_caught_up(2)
     shared_server.delete(f"/v0/topics/{doomed}")
     deleted(stream.next(), doomed)
-    # It stays ended on this stream when the name comes again.
+    # On this stream it stays ended when the name is created again.
     ok(shared_server.write(doomed, "again"), 201)
     for seq in (2, 3):
         shared_server.write(other, seq)
@@ -404,7 +406,7 @@ def test_the_newer_stream_takes_over(shared_server: Server, topic: str, protocol
 
 
 def test_watchers_do_not_notice_each_other(shared_server: Server, topic: str) -> None:
-    """Different options, starts and protocols, one topic: each gets its own."""
+    """Different options, starts and protocols on one topic: each gets its own frames."""
     shared_server.write(topic, *range(5))
     kinds: list[tuple[Protocol, Json, Json]] = [
         (protocol, start, fields)

@@ -1,6 +1,6 @@
-"""Goal: a write is checked in the contract's order, is whole or not at all, and is answered with its seqs; idempotency.
+"""Goal: a write is checked in the contract's order, is atomic, and is answered with its seqs; idempotency.
 
-Method: every limit exactly at and one past it; for the order of checks a request that breaks two rules at once.
+Method: every limit exactly at its value and one beyond it; for the order of checks a request that breaks two rules at once.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_records_and_their_data_are_required(shared_server: Server, topic: str, 
     refused(shared_server.post(f"/v0/topics/{topic}", body), 400, "invalid_request")
 
 
-@fault("request", "one record of a batch is bad", "400; nothing of the batch is written")
+@fault("request", "one record of a batch is invalid", "400; nothing of the batch is written")
 def test_one_bad_record_spoils_the_batch(shared_server: Server, topic: str) -> None:
     shared_server.write(topic, 0)
     for bad in ({}, {"data": 1, "tag": "x" * 257}, {"data": 1, "meta": {"a": "x" * META_MAX}}):
@@ -96,7 +96,7 @@ def test_records_of_one_write(shared_server: Server, topic: str, count: int) -> 
 
 
 def text(size: int, letter: str = "x") -> str:
-    """A JSON string that takes `size` bytes with its quotes; the last letters make up for those of two bytes."""
+    """A JSON string of `size` bytes with its quotes; two-byte letters are padded with one-byte ones."""
     inner = size - 2
     count = inner // len(letter.encode())
     return '"' + letter * count + "x" * (inner - count * len(letter.encode())) + '"'
@@ -106,7 +106,7 @@ def keys(count: int) -> str:
     return "{" + ",".join(f'"{i}":{i}' for i in range(count)) + "}"
 
 
-# What, its limit, and the members of a record that has so much of it.
+# The field, its limit, and the members of a record whose field has the given size.
 LIMITS: list[tuple[str, int, Callable[[int], str]]] = [
     ("data", RECORD_MAX, lambda n: f'"data":{text(n)}'),
     ("data, two bytes a letter", RECORD_MAX, lambda n: f'"data":{text(n, "é")}'),
@@ -216,7 +216,7 @@ def test_a_known_key_comes_before_a_full_topic(shared_server: Server, topic: str
     for data in ([1, 2], [3], [1, 2, 3, 4, 5]):
         assert ok(shared_server.write(topic, *data, idempotency_key="k")) == {**first, "deduped": True}
     refused(shared_server.write(topic, 3), 422, "topic_full")
-    # More than the cap can ever hold: never retryable, and said before the topic is called full.
+    # More than the cap can ever hold: not retryable, and reported before the topic is called full.
     refused(shared_server.write(topic, 3, 4, 5), 400, "record_too_large")
 
 
@@ -244,7 +244,7 @@ def test_a_topic_that_rejects(
     refused(shared_server.write(topic, 0), 422, "topic_full", detail)
     assert data_of(shared_server, topic) == fits
     shared_server.post(f"/v0/topics/{topic}/delete", {"before_seq": 2})
-    assert ok(shared_server.write(topic, 0))["first_seq"] == len(fits) + 1  # a refusal took no seq
+    assert ok(shared_server.write(topic, 0))["first_seq"] == len(fits) + 1  # the refusal used no seq
     assert shared_server.diff(topic).json["tombstone"] is None
 
 
@@ -346,13 +346,13 @@ def test_a_window_of_zero_remembers_nothing(shared_server: Server, topic: str) -
 
 
 def test_the_window_runs_from_the_first_success(shared_server: Server, topic: str) -> None:
-    """Were it refreshed, these repeats would go on for ever."""
+    """If repeats extended it, these repeats would be deduplicated for ever."""
     shared_server.put(f"/v0/topics/{topic}", {"idempotency_window_ms": 400})
     began = time.monotonic()
     first = ok(shared_server.write(topic, 1, idempotency_key="k"))
     second = ok(shared_server.write(topic, 1, idempotency_key="k"))
     assert second["deduped"] or time.monotonic() - began > 0.4
-    if not second["deduped"]:  # the machine has slept over it
+    if not second["deduped"]:  # the machine paused longer than the window
         first = second
     later = until(
         lambda: next(

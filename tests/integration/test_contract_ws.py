@@ -1,7 +1,7 @@
-"""Goal: one socket carries commands and what they lead to, as the contract says, and no mistake of a client ends it.
+"""Goal: a WebSocket carries commands and pushes as the contract says, and an invalid message does not close it.
 
-Method: a client that refuses every frame and every key that the contract does not have. After each refusal the socket is
-shown to be alive by a ping.
+Method: a client that refuses every frame and key that the contract does not allow. After each refusal a ping shows
+that the socket is open.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def alive(ws: WebSocket) -> None:
 
 
 def fails(ws: WebSocket, op: str, code: str, **fields: Any) -> None:
-    """The command is refused, its request named, and the socket goes on."""
+    """The command is refused with its request_id, and the socket stays open."""
     error = ws.ask(op, request_id="failing", **fields)
     assert (error["op"], error["code"]) == ("error", code), error
     alive(ws)
@@ -183,9 +183,9 @@ def test_where_topics_begin(shared_server: Server, ws: WebSocket) -> None:
         shared_server.write(name, 1, 2, 3)
     reply = ws.ask("subscribe", topic=one, tail=True, topics={two: {"from_seq": 2}, three: {"tail": True}})
     assert {name: row["from_seq"] for name, row in reply["topics"].items()} == {one: 3, two: 2, three: 3}
-    pushes = [ws.next() for _ in range(4)]  # in any order, but for that of one topic
+    pushes = [ws.next() for _ in range(4)]  # ordered within a topic, not between topics
     assert sorted(message["op"] for message in pushes) == ["caught_up"] * 3 + ["record"]
-    # The entry of the map wins over the fields beside it.
+    # The topic's entry in the map takes precedence over the fields beside it.
     reply = ws.ask("subscribe", topic=one, from_seq=1, topics={one: {"from_seq": 2}})
     assert reply["topics"] == {one: {"from_seq": 2, "head_seq": 3, "earliest_seq": 1}}
 
@@ -195,7 +195,7 @@ def test_what_no_subscription_is(shared_server: Server, ws: WebSocket, topic: st
     fails(ws, "subscribe", "invalid_request")
     fails(ws, "subscribe", "invalid_request", topics={})
     fails(ws, "subscribe", "topic_not_found", topic=fresh("absent"))
-    # One unknown topic fails all of it: nothing of the known one comes.
+    # One unknown topic fails the whole command: nothing of the known one is sent.
     fails(ws, "subscribe", "topic_not_found", topics={topic: {}, fresh("absent"): {}})
     fails(ws, "subscribe", "topic_not_found", topic=topic, topics={fresh("absent"): {}}, lenient=False)
     shared_server.write(topic, 2)
@@ -273,7 +273,7 @@ def test_subscribing_again_begins_again(shared_server: Server, ws: WebSocket, to
     [record, _] = ws.take("record", "caught_up")
     assert (seqs(record), record["records"][0]["$tag"]) == ([2, 3], "t")
     shared_server.write(topic, 4)
-    [record, _] = ws.take("record", "caught_up")  # once, not for both
+    [record, _] = ws.take("record", "caught_up")  # once, not for both subscriptions
     assert seqs(record) == [4]
     alive(ws)
 
@@ -303,7 +303,7 @@ def test_after_unsubscribed_nothing_follows(shared_server: Server, ws: WebSocket
         while (message := ws.next())["op"] != "unsubscribed":
             assert message.get("topic", topic) == topic
         assert message["request_id"] == f"u{i}"
-        alive(ws)  # with nothing between
+        alive(ws)  # with nothing in between
 
 
 # -- gaps and ends -----------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_a_deleted_topic_ends_alone(shared_server: Server, ws: WebSocket) -> Non
     shared_server.write(other, 2)
     [record, _] = ws.take("record", "caught_up")
     assert record["topic"] == other
-    ws.ask("subscribe", topic=doomed)  # it may be asked for anew
+    ws.ask("subscribe", topic=doomed)  # subscribing again is allowed
     ws.take("record", "caught_up")
 
 

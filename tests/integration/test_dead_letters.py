@@ -1,4 +1,4 @@
-"""Goal: what a call moves to a dead letter topic can be read there once the call is answered, or the answer took a second.
+"""Goal: a job that a call moves to a dead letter topic can be read there once the call is answered, unless that took a second.
 
 Method: a server with two shards, and a queue whose dead letters go to either of them. Then the target's worker is stopped.
 """
@@ -27,7 +27,7 @@ def name_on(shard: int, stem: str) -> str:
 
 
 def by_claim(server: Server, queue: str) -> None:
-    """The job had its only delivery."""
+    """The only delivery is nacked; the next claim moves the job."""
     ok(server.post(f"/v0/topics/{queue}/nack", {"node": "n", "seqs": [taken(server, queue, "claim")]}))
     assert ok(server.post(f"/v0/topics/{queue}/claim", {"node": "n"}))["count"] == 0
 
@@ -68,7 +68,7 @@ def test_a_dead_letter_is_there_when_the_call_is_answered(
         ok(shared_server.write(topic, i))
         began = time.monotonic()
         move(shared_server, topic)
-        # An answer does not wait longer than this for the letter, as when the machine stands still.
+        # An answer does not wait longer than this for the dead letter, for example when the machine pauses.
         if time.monotonic() - began > WAIT_US / 1e6:
             until(lambda count=i: len(data_of(shared_server, target)) > count)
         assert data_of(shared_server, target) == list(range(i + 1))
@@ -88,7 +88,7 @@ def test_an_answer_waits_a_second_for_a_target_that_stands_still(start_server: C
         took_s = time.monotonic() - began
         assert [job["$seq"] for job in claimed["claimed"]] == [2]
         assert took_s >= WAIT_US / 1e6
-        # Those move nothing, and do not wait. One of them may be held up by something else.
+        # These calls move no job, and do not wait. One of them may be delayed by something else.
         others_s = []
         for seq in range(3, 9):
             began = time.monotonic()

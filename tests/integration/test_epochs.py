@@ -1,6 +1,6 @@
-"""Goal: readers of every kind hear of a topic that was deleted and created again, though it has outgrown their cursors.
+"""Goal: readers of every kind are told that a topic was deleted and created again, even if it is now longer than their cursors.
 
-Method: an outside client of a real server; the topic is created again while the reader is away.
+Method: a client of a real server; the topic is created again while the reader is disconnected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FRAMES = "application/vnd.topics.frames"
 
 
 def create_again(server: Server, topic: str, *data: Any) -> str:
-    """Delete a topic and write it anew; returns its epoch."""
+    """Delete a topic and create it again; returns its epoch."""
     ok(server.delete(f"/v0/topics/{topic}"))
     return str(ok(server.write(topic, *data, include_epoch=True), 201)["epoch"])
 
@@ -119,7 +119,7 @@ def test_a_stream_that_comes_back_hears_of_a_topic_that_was_created_again(
         assert (tombstone.cursors, records.cursors) == ({topic: 0}, {topic: 4})
         assert (records.seqs, records.data["from_seq"]) == ([1, 2, 3, 4], 0)
         stream.close()
-        # The tombstone may have been lost on its way; and who has heard of it does not hear of it again.
+        # The tombstone may have been lost in transit; a client that got it does not get it again.
         if last_id is not None:
             again = open_stream(shared_server, one, last_event_id=last_id)
             assert again.next().data["reason"] == "recreated"
@@ -135,7 +135,7 @@ def test_a_stream_that_comes_back_hears_of_a_topic_that_was_created_again(
 def test_a_stream_that_has_told_of_a_new_topic_goes_on_after_its_ids(
     shared_server: Server, topic: str
 ) -> None:
-    """Also where the new cursor may be one of the old topic, which was longer; and a stream beside it has ids of its own."""
+    """Also if the new cursor could be one of the old, longer topic; and another stream of the topic has its own ids."""
     other = f"{topic}.other"
     for name in (topic, other):
         ok(shared_server.write(name, 1, 2, 3, 4, 5), 201)
@@ -165,7 +165,7 @@ def test_a_stream_that_has_told_of_a_new_topic_goes_on_after_its_ids(
     stream = open_stream(shared_server, sessions[0], last_event_id=last_id)
     stream.until_caught_up(1)
     named = json.loads(urlsafe_b64decode(stream.last_id + "=" * (-len(stream.last_id) % 4)))
-    assert named == {topic: 6}  # beyond every cursor of the old topic: cursors alone again
+    assert named == {topic: 6}  # beyond every cursor of the old topic: ids are plain cursors again
     stream.close()
 
 
@@ -224,7 +224,7 @@ def test_an_iteration_hears_of_a_topic_that_was_created_again_between_two_pages(
         assert records.cursors == {topic: 0}
         assert records.epochs != old
         assert [record.data for record in records] == ["a", "b", "c"]
-        # And one that was ended, and goes on from what was kept of it.
+        # And with a closed iteration, which continues from its saved state.
         lost: list[Tombstone] = []
         later = client.records(topic, 2, epoch=old[topic], on_lost=lost.append)
         assert [record.data for record in later] == ["a", "b", "c"]
@@ -249,12 +249,12 @@ def test_a_tail_that_goes_on_from_its_cursors_hears_of_a_topic_that_was_created_
             assert [next(records).data for _ in range(4)] == ["a", "b", "c", "d"]
             assert (records.cursors, records.epochs) == ({topic: 4}, {topic: new})
         assert [(gap.reason, gap.epoch) for gap in lost] == [("recreated", new)]
-        with client.tail(topic, cursors=cursors) as records:  # a number alone is taken as it is
+        with client.tail(topic, cursors=cursors) as records:  # a cursor without epoch is used as it is
             assert next(records).data == "d"
 
 
 def test_a_tail_whose_worker_dies_hears_that_the_head_went_back(start_server: Callable[..., Server]) -> None:
-    """And the command says it on stderr."""
+    """The command reports it on stderr."""
     server = start_server(shards=1)
     lost: list[Tombstone] = []
     with Client(f"http://{server.host}:{server.port}") as client:
