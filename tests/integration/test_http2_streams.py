@@ -26,7 +26,7 @@ from tests.integration.test_http1_streams import (
     run_on,
 )
 from tests.support.faults import fault
-from tests.support.http2_bench import Bench, Client, Got
+from tests.support.http2_bench import Bench, Client, ReceivedResponse
 from topics.protocols.http.exchange import Response, Sink
 
 
@@ -34,7 +34,7 @@ class Watch:
     """A bench with one stream open on it."""
 
     def __init__(self, bench: Bench | None = None, path: str = "/s") -> None:
-        self.bench = bench or Bench().meet()
+        self.bench = bench or Bench().handshake()
         self.tap = Tap()
         self.bench.admission.answers[path.encode()] = Response(
             200, b"", b"text/event-stream", b"X-A: b\r\nConnection: close\r\n", stream=self.tap
@@ -47,7 +47,7 @@ class Watch:
         return self.tap.open_sink
 
     @property
-    def got(self) -> Got:
+    def got(self) -> ReceivedResponse:
         return self.bench.client.got[self.id]
 
     async def turn(self) -> None:
@@ -91,7 +91,7 @@ def test_the_head_and_then_what_the_owner_writes() -> None:
 
 def test_an_event_for_many_streams_is_one_write() -> None:
     async def test() -> Bench:
-        bench = Bench().meet()
+        bench = Bench().handshake()
         watches = [Watch(bench, f"/s{i}") for i in range(100)]
         await watches[0].turn()
         for watch in watches:
@@ -107,7 +107,7 @@ def test_an_event_for_many_streams_is_one_write() -> None:
 
 def test_fields_that_a_stream_needs_reach_the_gate() -> None:
     async def test() -> Bench:
-        bench = Bench().meet()
+        bench = Bench().handshake()
         bench.client.request("/echo", last_event_id="1-2")
         bench.run()
         assert bench.admission.handled[0].last_event_id == b"1-2"
@@ -118,7 +118,7 @@ def test_fields_that_a_stream_needs_reach_the_gate() -> None:
 
 def test_head_gets_the_head() -> None:
     async def test() -> Bench:
-        bench = Bench().meet()
+        bench = Bench().handshake()
         tap = Tap()
         bench.admission.answers[b"/s"] = Response(200, b"", b"text/event-stream", stream=tap)
         stream = bench.client.request("/s", method="HEAD")
@@ -138,7 +138,7 @@ def test_head_gets_the_head() -> None:
 
 def test_a_conversation_is_refused() -> None:
     async def test() -> Bench:
-        bench = Bench().meet()
+        bench = Bench().handshake()
         tap = Tap()
         bench.admission.answers[b"/ws"] = Response(200, websocket=tap)  # type: ignore[arg-type]
         stream = bench.client.request("/ws")
@@ -154,7 +154,7 @@ def test_a_conversation_is_refused() -> None:
 @fault("client", "a client goes before its stream has begun", "the stream's owner hears so, once")
 def test_a_client_that_went_early() -> None:
     async def test() -> Bench:
-        bench = Bench().meet()
+        bench = Bench().handshake()
         first, second = Tap(), Tap()
         bench.client.h2.reset_stream(bench.client.request("/reset"))
         bench.client.request("/lost")
@@ -285,7 +285,7 @@ def test_a_connection_that_takes_nothing_fills_all_its_streams() -> None:
 @fault("front", "more bytes wait in streams than a front may hold", "the stream that asks for more is ended")
 def test_the_budget_holds() -> None:
     async def test() -> Bench:
-        bench = Bench(sending=300_000).meet()
+        bench = Bench(sending=300_000).handshake()
         bench.client.reading = False
         watch, other = Watch(bench), Watch(bench, "/other")
         for each in (watch, other):
@@ -343,7 +343,7 @@ def test_draining_lets_streams_end() -> None:
 
 def test_a_stream_that_would_begin_while_the_server_stops() -> None:
     async def test() -> Bench:
-        bench = Bench().meet()
+        bench = Bench().handshake()
         tap = Tap()
         bench.client.request("/wait")
         bench.run()
@@ -363,7 +363,7 @@ def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
             raise RuntimeError("a fault")
 
     async def test() -> Bench:
-        bench = Bench().meet()
+        bench = Bench().handshake()
         tap = Failing()
         bench.admission.answers[b"/s"] = Response(200, stream=tap)
         stream = bench.client.request("/s")

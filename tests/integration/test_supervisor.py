@@ -507,7 +507,7 @@ def test_a_stop_does_not_wait_for_a_restart(server: Server) -> None:
 @fault(
     "data directory",
     "two servers on one data directory",
-    "the second one is refused with exit code 3, and names the first one's pid",
+    "the second one is refused with exit code 3 and the pid of the first",
 )
 def test_a_locked_directory_is_refused_by_name(server: Server, tmp_path: Path) -> None:
     server.start().up()

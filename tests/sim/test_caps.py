@@ -101,7 +101,7 @@ def test_a_write_larger_than_what_is_left_of_the_grant_gets_all_it_takes() -> No
 # ---- deaths
 
 
-@fault("worker", "the catalog's worker is down", "what is granted can be used; nothing passes the cap")
+@fault("worker", "the catalog's worker is down", "granted shares can be used; the cap is never exceeded")
 def test_while_the_catalog_is_down_a_grant_can_be_spent_but_nothing_more() -> None:
     made = cluster(2, max_topics=100)
     assert create(made, 1, "a") == 201  # a chunk of 12
