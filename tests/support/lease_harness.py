@@ -133,7 +133,7 @@ class LeaseHarness(Harness):
     def letters(self) -> list[k.DeadLetter]:
         """The next dead letters of `q` that may be sent."""
         shard = self.engine.shard
-        source = next((log for log in shard.state.dead_letters_due.values() if log.name == "q"), None)
+        source = next((log for log in shard.dead_letters.due.values() if log.name == "q"), None)
         return (
             []
             if source is None

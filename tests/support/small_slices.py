@@ -9,7 +9,6 @@ import pytest
 
 from topics.api import limits
 from topics.engine.shard.consumers import admin as consumers
-from topics.engine.shard.consumers import claims
 from topics.engine.shard.consumers import leases as handing_out
 from topics.engine.shard.consumers import settle as settling
 from topics.engine.topic import consumer
@@ -33,7 +32,7 @@ def use_small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
         (consumer, "TIMEOUTS_PER_SLICE", 1),
         (handing_out, "CATCH_UP_US", 2),
         (handing_out, "TIMEOUTS_PER_SLICE", 2),
-        (claims, "TIMEOUTS_PER_SLICE", 2),
+        (consumers, "TIMEOUTS_PER_SLICE", 2),
         (handing_out, "PRUNE_INLINE_MAX", 2),
         (handing_out, "PRUNE_PER_TURN", 4),
         (handing_out, "PRUNE_PER_SLICE", 2),

@@ -1,8 +1,8 @@
 """Sends the copies of routers: from source topics on this shard to destinations on this shard or another.
 
-    state.copies_due ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
-          ▲                                                                                             │
-          └──────────── more to copy, or a pause has ended ◀────────────────────────────────────────────┘
+    forwards.copies_due ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
+             ▲                                                                                             │
+             └──────────── more to copy, or a pause has ended ◀────────────────────────────────────────────┘
 
 The shard's scheduler decides when copies of a topic are sent, among everything that it delivers.
 
@@ -196,7 +196,7 @@ class Forwarder:
     @property
     def has_pending_copies(self) -> bool:
         """Whether copies wait to be sent or acknowledged, except those of paused flows."""
-        if self._shard.state.copies_due:
+        if self._shard.forwards.copies_due:
             return True
         return any(flow.state != PAUSED for flows in self._pending.values() for flow in flows)
 
@@ -223,7 +223,7 @@ class Forwarder:
         return min(due, default=None)
 
     def tick(self) -> None:
-        """Run expired timers; flows that may continue put their topics into `state.copies_due`."""
+        """Run expired timers; flows that may continue put their topics into `forwards.copies_due`."""
         if self._pausing or self._catch_ups:
             self._expire(self._now_us())
         for topic in self._rounds.take_due():
@@ -255,7 +255,7 @@ class Forwarder:
 
     def send_copies(self, log: TopicLog, room: int) -> int:
         """Send a batch for each ready flow of a topic, until `room` is used up; returns the room used. If flows remain, the
-        topic is in `state.copies_due` again.
+        topic is in `forwards.copies_due` again.
         """
         if self._is_closed:
             return 0
@@ -269,7 +269,7 @@ class Forwarder:
             if flow.state == READY:
                 used += self._send(flow)
         if topic.ready:
-            self._shard.state.copies_due[log.id] = log
+            self._shard.forwards.copies_due[log.id] = log
         else:
             self._reads = {}
         return used
@@ -284,7 +284,7 @@ class Forwarder:
 
     def _refresh_new(self) -> None:
         """Check topics with records published since the last turn for copies; all others are up to date."""
-        for log in list(self._shard.state.copies_due.values()):
+        for log in list(self._shard.forwards.copies_due.values()):
             self._refresh(log)
 
     def _refresh(self, log: TopicLog) -> CopiedTopic:
@@ -353,7 +353,7 @@ class Forwarder:
     def _make_ready(self, flow: OutgoingFlow) -> None:
         self._set_ready(flow)
         log = flow.topic.log
-        self._shard.state.copies_due[log.id] = log
+        self._shard.forwards.copies_due[log.id] = log
 
     def _may_delay(self, flow: OutgoingFlow) -> bool:
         topic = flow.topic

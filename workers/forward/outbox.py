@@ -154,7 +154,7 @@ class Outbox:
         """Send held replies and dead letters that are due."""
         if self._held:
             self._send_due()
-        due = self._engine.shard.state.dead_letters_due
+        due = self._engine.shard.dead_letters.due
         if not self._may_send or not (due or self._sources):
             return
         for topic_id in sorted(due.keys() - self._sources.keys()):
@@ -231,7 +231,7 @@ class Outbox:
 
     def _next_letters(self, source: OutboxTopic) -> list[cmd.DeadLetter]:
         shard = self._engine.shard
-        log = shard.state.dead_letters_due.get(source.topic_id)
+        log = shard.dead_letters.due.get(source.topic_id)
         return (
             shard.dead_letters.dead_letters_to_send(log, source.count, BATCH_BYTES) if log is not None else []
         )

@@ -200,7 +200,7 @@ class ShardCore:
         """A reader waits for them; or there are so many that the writer hardly notices the delay."""
         return (
             self.forwarding.forwarder.has_waiting_readers
-            or self.engine.shard.state.copies_due_records >= URGENT_COPIES
+            or self.engine.shard.forwards.copies_due_records >= URGENT_COPIES
         )
 
     def start(self) -> None:

@@ -120,7 +120,7 @@ class ShardMetrics:
         shard, counters = self._engine.shard, self._engine.counters
         ready = progress >= 1.0
         published = shard.state.published
-        queues, in_flight = shard.claims.queue_totals() if ready else (0, 0)
+        queues, in_flight = shard.consumers.queue_totals() if ready else (0, 0)
         retired_segments, retired_bytes = self._engine.merge_service.retirement.totals()
         rows = (
             [self._row(published[name]) for name in islice(shard.state.names, TOPIC_ROWS_MAX)]
@@ -184,7 +184,7 @@ class ShardMetrics:
 
     def _row(self, log: TopicLog) -> TopicRow:
         state = state_of(log)
-        queue = self._engine.shard.claims.queue_counts(log)
+        queue = self._engine.shard.consumers.queue_counts(log)
         row = TopicRow(
             state.topic, queue is not None, state.head_seq, state.earliest_seq, state.count, state.bytes
         )

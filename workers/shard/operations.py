@@ -59,7 +59,7 @@ class OperationCodec:
     def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
         read = requests.read_watch(request)
         if read.options.strong:
-            self._engine.shard.state.track_synced_head(self._engine.shard.state.loaded_topic(topic))
+            self._engine.shard.reads.track_synced_head(self._engine.shard.state.loaded_topic(topic))
         return requests.watch_command(topic, read), read
 
     # -- replies -------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ class Feeds:
             )
         is_known = log.unsynced_heads is not None
         if follow.options.strong:
-            self._shard.state.track_synced_head(log)
+            self._shard.reads.track_synced_head(log)
         head = self._head(log, follow.options)
         feed = Feed(peer, number, topic, log.id, follow.options, head)
         feed.is_early = not is_known and head < log.view.head
@@ -198,7 +198,7 @@ class Feeds:
         self._shard.reads.park(requester.token, command, log, position)
         at_head = position == self._head(log, options) == log.view.head
         if not at_head or log.expiring:
-            self._shard.state.waiters_due[log.id] = log  # the scheduler decides when it is read
+            self._shard.reads.waiters_due[log.id] = log  # the scheduler decides when it is read
 
     def _withdraw(self, requester: Feed | FeedGroup) -> None:
         if requester.unseen is not None:

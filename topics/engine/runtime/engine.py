@@ -97,10 +97,9 @@ class Engine(Background):
         self.counters["recoveries"] += 1
         self.counters["torn"] += len(self.report.torn)
         self._checkpoint_check_ms = self.clock.mono_ms + CHECKPOINT_CHECK_MS
-        self.shard.claims.start_claims(self.wal.active.salt if self.wal.files else 0)
-        self.report.overlaps = self.shard.claims.stored_overlaps()
+        self.shard.state.recovered(self.wal.active.salt if self.wal.files else 0)
+        self.report.overlaps = self.shard.consumers.overlaps
         self.relocator.start(recovery.loader)
-        self.shard.transactions.start_transactions()
         self.shard.state.load_steps = recovery.loader.steps
         self.compactor.start()
         if self.shard.state.read_only is None:
@@ -131,7 +130,7 @@ class Engine(Background):
             handle(token, command)
         if state.long:
             state.long.run_slices()
-        if state.pruning:
+        if shard.leases.pruning:
             shard.leases.run_pruning()
         self._commit()
         return self._finish_turn()
@@ -227,8 +226,8 @@ class Engine(Background):
     def _wake_at_ms(self) -> int | None:
         """The earliest time at which something is due without a request."""
         times: list[int] = []
-        if self.shard.state.waiter_heap:
-            times.append(self.shard.state.waiter_heap[0][0])
+        if self.shard.reads.polls:
+            times.append(self.shard.reads.polls[0][0])
         if self.shard.state.long or self.shard.state.upkeep:
             times.append(self.clock.mono_ms)
         deliver_at_ms = self.shard.delivery.deliver_at_ms
@@ -236,10 +235,9 @@ class Engine(Background):
             times.append(deliver_at_ms)
         if self.shard.state.read_only is not None:
             return min(times, default=None)  # read-only: no claims, syncs, background work or retries
-        claims_due_ms = self.shard.claims.claims_due_ms
-        if claims_due_ms is not None:
-            times.append(claims_due_ms)
-        if self.shard.state.pruning:
+        due = (self.shard.claims.claims_due_ms, self.shard.consumers.idle_due_ms)
+        times += [at_ms for at_ms in due if at_ms is not None]
+        if self.shard.leases.pruning:
             times.append(self.clock.mono_ms)
         if self._unsynced_since_ms is not None and not self._sync_running:
             times.append(self._unsynced_since_ms + limits.BACKGROUND_SYNC_MS)
@@ -278,7 +276,7 @@ class Engine(Background):
             self.shard.leases.end_pruning()
             self._drain(self.turn([]), total)
             # Requests that wait for a topic's upkeep resume when that is done, perhaps as long commands.
-            if not (self.shard.state.upkeep or self.shard.state.long or self.shard.state.pruning):
+            if not (self.shard.state.upkeep or self.shard.state.long or self.shard.leases.pruning):
                 break
         self._compaction_lane.close()
         self.checkpointer.closing = True

@@ -51,6 +51,7 @@ class GroupCommit(ABC):
         self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
         self.shard = Shard(config, self.clock, self.reader, disk)
         self.shard.state.make_room = self._make_room
+        self.shard.state.events.failed.append(self._close_lanes)
         self.counters = self.shard.state.counters
         for name in COUNTERS:
             self.counters.setdefault(name, 0)
@@ -329,7 +330,6 @@ class GroupCommit(ABC):
         shard = self.shard
         if shard.state.read_only is not None:
             return
-        shard.state.read_only = reason
         logged = [op for ops in self._parked.values() for op in ops]
         staged = shard.state.ops
         if group_may_survive:
@@ -337,19 +337,7 @@ class GroupCommit(ABC):
         self._parked = {}
         self._reject_ops(logged, ShardReadOnly(reason, unknown=True))
         self._reject_ops(staged, ShardReadOnly(reason))
-        for request in shard.state.erase_requests:
-            if request.token is not None:
-                shard.state.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
-        shard.state.erase_requests = []
-        shard.transactions.fail_transactions(reason)
-        for lane in self._lanes:
-            if not lane.blocked:  # else when its job ends, which is running on another thread
-                lane.close()
-        self.merge_service.refuse(ShardReadOnly(reason, unknown=True))
-        topics, size = len(shard.state.staged), shard.state.bytes_live
-        shard.state.discard_staged()
-        shard.state.topics_unknown = max(0, topics - len(shard.state.staged))
-        shard.state.bytes_unknown = max(0, size - shard.state.bytes_live)
+        shard.state.fail(reason)
         if log_failed:
             self.checkpointer.write_latch_file()
         for op in logged + staged:
@@ -360,6 +348,11 @@ class GroupCommit(ABC):
                 shard.state.ready.append((long.token, ShardReadOnly(reason, unknown=True)))
             else:
                 shard.state.handle(long.token, long.command)
+
+    def _close_lanes(self, reason: str) -> None:
+        for lane in self._lanes:
+            if not lane.blocked:  # else when its job ends, which is running on another thread
+                lane.close()
 
     def _reject_ops(self, ops: list[Op], error: ShardReadOnly) -> None:
         for op in ops:

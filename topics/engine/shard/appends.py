@@ -62,6 +62,8 @@ class Appends:
             cmd.PutTopic: self._put_topic,
             cmd.DropTopic: self._drop_topic,
         }
+        self.trimming: dict[int, TopicLog] = {}  # topics being trimmed to a new cap_per_tag
+        state.events.topic_removed.append(lambda log: self.trimming.pop(log.id, None))
 
     # -- append --------------------------------------------------------------------------------------------
 
@@ -430,14 +432,14 @@ class Appends:
         first = log.trim_from
         if first is None or not keep:
             log.trim_from = None
-            self.state.trimming.pop(log.id, None)
+            self.trimming.pop(log.id, None)
             return []
         tags, next_id = log.tags.exceeding(keep, first, limits.TRIM_TAGS)
         ranges = self._surplus(log, keep, tags, limits.TRIM_RECORDS)
         if sum(last - first + 1 for first, last in ranges) < limits.TRIM_RECORDS:
             log.trim_from = next_id
             if next_id is None:
-                self.state.trimming.pop(log.id, None)
+                self.trimming.pop(log.id, None)
         return ranges
 
     def log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool = False) -> None:
@@ -651,7 +653,7 @@ class Appends:
         surplus: list[Range] = []
         if trims:
             log.trim_from = 0
-            state.trimming[log.id] = log
+            self.trimming[log.id] = log
             surplus = self._next_surplus(log, config.cap_per_tag)
         if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
             # Records in RAM and records in the log never share a segment.
@@ -705,12 +707,20 @@ class Appends:
             return
         if command.if_empty and log.count:
             raise TopicNotEmpty(command.topic, log.count)
+        op = Op(log, token, cmd.TopicDropped(command.topic, True), sync=True)
+        self.stage_drop(log, op)
+        state.add_op(op)
+
+    def stage_drop(self, log: TopicLog, op: Op) -> None:
+        """Stage the drop of a topic. What features log because of it is in the same envelope."""
+        state = self.state
         state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, state.now_ms, None))
-        log.dropped = True
-        del state.staged[command.topic]
+        log.dropped = op.dropped = True
+        del state.staged[log.name]
         state.bytes_live -= log.bytes
         state.records_live -= log.count
-        state.add_op(Op(log, token, cmd.TopicDropped(command.topic, True), dropped=True, sync=True))
+        for call in state.events.topic_dropped:
+            call(log, op)
 
 
 def _deletable_of(log: TopicLog, tag: bytes, stop: int, keep: int | None) -> Seqs:

@@ -22,16 +22,17 @@ from typing import Protocol
 from topics.api.errors import TopicsError
 from topics.api.limits import KIB
 from topics.engine.core.priority import effective_priority
-from topics.engine.shard.consumers.admin import ConsumerAdmin
+from topics.engine.shard.consumers.admin import Consumers
 from topics.engine.shard.consumers.claims import Claims
 from topics.engine.shard.consumers.leases import Leases
+from topics.engine.shard.forwards import Forwards
 from topics.engine.shard.pressure import Measures
 from topics.engine.shard.reads import Reads
 from topics.engine.shard.scheduler import TOP, WAIT_MAX_MS, ScheduledEntry, Scheduler, band_of
 from topics.engine.shard.state import ShardState, Waiter
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.topic.consumer import Consumer
-from topics.engine.topic.log import TopicLog
+from topics.engine.topic.log import Op, TopicLog
 
 READS, BLOCKED, COPIES = 1, 2, 4
 
@@ -72,13 +73,21 @@ class DueTopic:
 
 class Delivery:
     def __init__(
-        self, state: ShardState, reads: Reads, leases: Leases, claims: Claims, consumers: ConsumerAdmin
+        self,
+        state: ShardState,
+        reads: Reads,
+        leases: Leases,
+        claims: Claims,
+        consumers: Consumers,
+        forwards: Forwards,
     ) -> None:
         self.state = state
         self.reads = reads
         self.leases = leases
         self.claims = claims
         self.consumers = consumers
+        self.forwards = forwards
+        self.claimable: dict[int, TopicLog] = {}  # topics with new records and waiting claims
         self.copier: Copier | None = None  # None: copies wait
         self.measures = Measures()
         self.scheduler: Scheduler[DueTopic] = Scheduler(self._priority_of)
@@ -89,6 +98,11 @@ class Delivery:
         # Topics with only copies, picked in a turn with replies; since when they wait.
         self._deferred_copies: dict[DueTopic, int] = {}
         state.events.copies_readable.append(self._resume_copies)
+        state.events.published.append(self._published)
+
+    def _published(self, log: TopicLog, op: Op) -> None:
+        if log.consumers is not None and log.consumers.waiting and (op.head or op.count):
+            self.claimable[log.id] = log  # new records, or fewer pending
 
     def _priority_of(self, due: DueTopic) -> float:
         log = due.log
@@ -99,12 +113,12 @@ class Delivery:
     @property
     def has_new_work(self) -> bool:
         """Whether topics are marked, other than for copies, that are not scheduled yet."""
-        return bool(self.state.waiters_due or self.state.claimable or self.leases.claims_due)
+        return bool(self.reads.waiters_due or self.claimable or self.leases.claims_due)
 
     @property
     def has_copies(self) -> bool:
         """Whether copies wait for a turn without replies."""
-        return bool(self._deferred_copies or self.state.copies_due) and self.copier is not None
+        return bool(self._deferred_copies or self.forwards.copies_due) and self.copier is not None
 
     @property
     def deliver_at_ms(self) -> int | None:
@@ -127,10 +141,10 @@ class Delivery:
             return True
         if self._coalescing and self._coalescing[0][0] <= now_ms:
             return True
-        if self.state.waiter_heap and self.state.waiter_heap[0][0] <= now_ms:
+        if self.reads.polls and self.reads.polls[0][0] <= now_ms:
             return True
-        claims_due_ms = self.claims.claims_due_ms
-        return claims_due_ms is not None and claims_due_ms <= now_ms
+        due = (self.claims.claims_due_ms, self.consumers.idle_due_ms)
+        return any(at_ms is not None and at_ms <= now_ms for at_ms in due)
 
     @property
     def backlog(self) -> int:
@@ -139,7 +153,7 @@ class Delivery:
 
     def sending_resumed(self) -> None:
         """A front can take more replies: check blocked reads and claims again."""
-        blocked, self.state.blocked_waiters = self.state.blocked_waiters, {}
+        blocked, self.reads.blocked_waiters = self.reads.blocked_waiters, {}
         for log in blocked.values():
             self._enqueue(log, BLOCKED)
         self.leases.claims_due |= self.claims.blocked_claims
@@ -188,12 +202,12 @@ class Delivery:
 
     def _schedule_new(self, *, with_copies: bool) -> None:
         state = self.state
-        if state.waiters_due:
-            waiters_due, state.waiters_due = state.waiters_due, {}
+        if self.reads.waiters_due:
+            waiters_due, self.reads.waiters_due = self.reads.waiters_due, {}
             for log in waiters_due.values():
                 self._enqueue(log, READS)
-        if state.claimable:
-            claimable, state.claimable = state.claimable, {}
+        if self.claimable:
+            claimable, self.claimable = self.claimable, {}
             for log in claimable.values():
                 self.claims.wake_waiting_claims(log)
         if self.leases.claims_due:
@@ -212,8 +226,8 @@ class Delivery:
         for due, since_ms in deferred.items():
             if due.entry is None and due.kinds:
                 self._schedule(due, since_ms=since_ms)
-        copies_due, self.state.copies_due = self.state.copies_due, {}
-        self.state.copies_due_records = 0.0
+        copies_due, self.forwards.copies_due = self.forwards.copies_due, {}
+        self.forwards.copies_due_records = 0.0
         for log in copies_due.values():
             if copier.has_new_copies(log):
                 self._enqueue(log, COPIES)
@@ -335,7 +349,7 @@ class Delivery:
             else:
                 waiter.is_blocked = True
                 log.waiters.append(waiter)
-                state.blocked_waiters[log.id] = log
+                self.reads.blocked_waiters[log.id] = log
         log.waiters = waiters[looked:] + log.waiters
         due.waiters_left = count - looked
         if not due.waiters_left:
@@ -343,7 +357,7 @@ class Delivery:
         return used
 
     def _wake_waiters(self, log: TopicLog) -> None:
-        self.state.waiters_due[log.id] = log
+        self.reads.waiters_due[log.id] = log
 
     def _serve_claims(self, due: DueTopic, room: int, *, may_push: bool) -> int:
         used = 0
@@ -359,6 +373,6 @@ class Delivery:
         if self.copier is None:
             return 0
         used = self.copier.send_copies(due.log, room)
-        if self.state.copies_due.pop(due.log.id, None) is not None:
+        if self.forwards.copies_due.pop(due.log.id, None) is not None:
             due.kinds |= COPIES
         return used

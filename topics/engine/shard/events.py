@@ -16,7 +16,18 @@ class ShardEvents:
 
     topic_created: list[Callable[[TopicLog], None]] = field(default_factory=list)  # in the staged state
     topic_published: list[Callable[[str], None]] = field(default_factory=list)  # a name that readers now see
-    topic_removed: list[Callable[[TopicLog], None]] = field(default_factory=list)  # readers no longer see it
+    # The engine has recovered. The number is different at every start.
+    recovered: list[Callable[[int], None]] = field(default_factory=list)
+    # A topic is completely replayed: at the start, or later if its replay was deferred.
+    topic_recovered: list[Callable[[TopicLog], None]] = field(default_factory=list)
+    # An op was applied to the view of a topic with `is_followed`. Before the reply.
+    published: list[Callable[[TopicLog, Op], None]] = field(default_factory=list)
+    synced: list[Callable[[int], None]] = field(default_factory=list)  # the log, up to this lsn
+    # In the staged state, with the op that will publish it, to which more can be added.
+    topic_dropped: list[Callable[[TopicLog, Op], None]] = field(default_factory=list)
+    topic_removed: list[Callable[[TopicLog], object]] = field(
+        default_factory=list
+    )  # readers no longer see it
     # After the change: the config before it, and the op that will publish it, to which more can be added.
     config_changed: list[Callable[[TopicLog, TopicConfig, Op], None]] = field(default_factory=list)
     state_requested: list[Callable[[TopicLog, cmd.TopicState], None]] = field(
@@ -26,4 +37,5 @@ class ShardEvents:
         default_factory=list
     )  # for a forward, by its uid
     checked: list[Callable[[], None]] = field(default_factory=list)  # asserts a feature's own invariants
-    staged_discarded: list[Callable[[], None]] = field(default_factory=list)  # after a failed commit
+    # A commit failed: the shard is read-only for this reason, and the staged state is that of the readers.
+    failed: list[Callable[[str], None]] = field(default_factory=list)

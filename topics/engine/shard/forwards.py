@@ -54,6 +54,10 @@ class Forwards:
         self._patterns: SubjectTrie[int] = SubjectTrie()
         self._literals: dict[str, list[int]] = {}
         self._unpacking = CopyUnpacker()
+        self.copies_due: dict[int, TopicLog] = {}  # topics with new records to copy
+        # New records of these topics since copies were last started, each divided by the topic's number of forwards:
+        # the more forwards, the more batching pays.
+        self.copies_due_records = 0.0
         self._no_topic = self.state.new_log(0, "", TopicConfig())  # for ops that belong to no topic
         state.handlers |= {
             fwd.PutForward: self._put_forward,
@@ -64,9 +68,16 @@ class Forwards:
             fwd.CloseInflow: self._close_inflow,
             fwd.TakeCopies: self._take_copies,
         }
-        self._inner_drop_topic = state.wrap(cmd.DropTopic, self._drop_topic_with_forwards)
+        self._inner_drop_topic = state.wrap(cmd.DropTopic, self._check_drop_topic)
         state.events.topic_created.append(self._attach_outflows)
+        state.events.topic_dropped.append(self._topic_dropped)
+        state.events.published.append(self._published)
         state.events.checked.append(self.check_forwards)
+
+    def _published(self, log: TopicLog, op: Op) -> None:
+        if log.outflows and op.head:
+            self.copies_due[log.id] = log
+            self.copies_due_records += op.count / len(log.outflows)
 
     def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
         """The forwards for the shard's snapshot row."""
@@ -124,7 +135,7 @@ class Forwards:
         for log in logs:
             log.outflows = tuple(sorted((*log.outflows, forward.uid)))
             if not forward.is_pattern:
-                state.copies_due[log.id] = log
+                self.copies_due[log.id] = log
         op.result = fwd.OutflowOpened(forward.uid, made)
         state.add_op(op)
 
@@ -222,7 +233,7 @@ class Forwards:
                 state.touched[log.id] = log
                 epoch_frames.append(frames.encode_control(frames.EPOCH, log.id, state.now_ms, base))
             if log.outflows and self._may_have_copies(log):
-                state.copies_due[log.id] = log
+                self.copies_due[log.id] = log
         return epoch_frames
 
     def copies_after(
@@ -339,10 +350,8 @@ class Forwards:
             return
         if log.consumers is not None and log.consumers.named:
             return
-        state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, state.now_ms, None))
-        log.dropped = True
-        del state.staged[name]
-        op.log, op.dropped = log, True
+        op.log = log
+        self.appends.stage_drop(log, op)
 
     def _forwards_of(self, log: TopicLog) -> list[tuple[int, str]]:
         """The forwards that end with a topic: those it is the dest of, and those it is the only source of."""
@@ -370,20 +379,21 @@ class Forwards:
             for uid, name in ending
         )
 
-    def _drop_topic_with_forwards(self, token: object, command: cmd.DropTopic) -> None:
-        state = self.state
-        log = state.staged.get(command.topic)
-        if log is None or not (log.inflows or log.outflows):
-            self._inner_drop_topic(token, command)
-            return
-        ending = self._forwards_of(log)
-        if not self._may_end_forwards(log, ending, command.prefixes):
-            raise Forbidden(
-                "deleting the topic would delete a router that this key may not use; delete the router first, with a key that may"
-            )
-        state.reserve((1 + len(ending)) * CONTROL_BYTES)
+    def _check_drop_topic(self, token: object, command: cmd.DropTopic) -> None:
+        """Whether the key may end the forwards that end with the topic; and log space for that."""
+        log = self.state.staged.get(command.topic)
+        if log is not None and (log.inflows or log.outflows):
+            ending = self._forwards_of(log)
+            if not self._may_end_forwards(log, ending, command.prefixes):
+                raise Forbidden(
+                    "deleting the topic would delete a router that this key may not use; delete the router first, with a key that may"
+                )
+            self.state.reserve((1 + len(ending)) * CONTROL_BYTES)
         self._inner_drop_topic(token, command)
-        # In the same envelope: they must not apply to a new topic of this name.
+
+    def _topic_dropped(self, log: TopicLog, op: Op) -> None:
+        """End the forwards of a dropped topic, in its envelope: they must not apply to a new topic of this name."""
+        ending = self._forwards_of(log)
         ended = {uid for uid, _ in ending}
         for uid in log.outflows:
             if uid in ended:
@@ -391,10 +401,9 @@ class Forwards:
             else:
                 self.outflows[uid].starts.pop(log.id, None)
         log.outflows = ()
-        state.copies_due.pop(log.id, None)
-        dropped = state.ops[-1].result
-        assert isinstance(dropped, cmd.TopicDropped)
-        dropped.forwards = ending
+        self.copies_due.pop(log.id, None)
+        if isinstance(op.result, cmd.TopicDropped):
+            op.result.forwards = ending
 
     def _take_copies(self, token: object, command: fwd.TakeCopies) -> None:
         state = self.state

@@ -7,6 +7,7 @@ is parked within the same turn, so it cannot miss an append.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -47,6 +48,55 @@ class Reads:
             cmd.CountByTag: self._count_by_tag,
             cmd.ListDeleted: self._list_deleted,
         }
+        self.waiters_due: dict[int, TopicLog] = {}  # topics that have changed and have waiters
+        self.blocked_waiters: dict[int, TopicLog] = {}  # topics with waiters whose reply cannot be sent yet
+        self.polls: list[tuple[int, int, Waiter]] = []  # heap: deadline, tie-breaker, long poll
+        self._poll_count = 0
+        self._waiting = 0  # unanswered waiters
+        self._unsynced: dict[int, TopicLog] = {}  # topics with unsynced heads; see `track_synced_head`
+        state.events.published.append(self._published)
+        state.events.synced.append(self._synced)
+        state.events.failed.append(self._shard_failed)
+
+    # -- what they follow ----------------------------------------------------------------------------------
+
+    def _published(self, log: TopicLog, op: Op) -> None:
+        if log.waiters and (op.head or op.first_seq or op.dropped or op.loss):
+            self.waiters_due[log.id] = log
+        if log.unsynced_heads is not None:
+            self._note_head(log)
+
+    def _shard_failed(self, reason: str) -> None:
+        self.waiters_due |= {log.id: log for log in self.state.by_id.values() if log.waiters}
+
+    def track_synced_head(self, log: TopicLog) -> None:
+        """From now on keep `log.synced_head` up to date: the head that no crash can undo."""
+        if log.unsynced_heads is None:
+            log.unsynced_heads = deque()
+            self.state.publishing_lsn = self.state.written_lsn
+            self._note_head(log)
+
+    def _note_head(self, log: TopicLog) -> None:
+        state = self.state
+        assert log.unsynced_heads is not None
+        if state.publishing_lsn <= state.synced_lsn and not log.unsynced_heads:
+            log.synced_head = log.view.head
+        else:
+            log.unsynced_heads.append((state.publishing_lsn, log.view.head))
+            self._unsynced[log.id] = log
+
+    def _synced(self, lsn: int) -> None:
+        for log in list(self._unsynced.values()):
+            heads = log.unsynced_heads
+            assert heads is not None
+            while heads and heads[0][0] <= lsn:
+                log.synced_head = heads.popleft()[1]
+                if log.waiters:
+                    self.waiters_due[log.id] = log
+            if not heads:
+                del self._unsynced[log.id]
+
+    # -- diff and long polls -------------------------------------------------------------------------------
 
     def _diff(self, token: object, command: cmd.Diff) -> None:
         state = self.state
@@ -117,7 +167,7 @@ class Reads:
         wait_ms = min(command.wait_ms, limits.DIFF_WAIT_MS_MAX)
         waiter = Waiter(token, command, self.state.clock.mono_ms + wait_ms, log, head)
         log.waiters.append(waiter)
-        self.state.waiting += 1
+        self._waiting += 1
         if not command.standing:
             self._push_waiter(waiter, waiter.deadline_ms)
 
@@ -137,22 +187,21 @@ class Reads:
             state.upkeep.withdraw(lambda found: found is token)
 
     def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
-        state = self.state
-        state.waiter_count += 1
-        heapq.heappush(state.waiter_heap, (due_ms, state.waiter_count, waiter))
-        if len(state.waiter_heap) > 2 * state.waiting + WAITERS_DONE_MAX:
+        self._poll_count += 1
+        heapq.heappush(self.polls, (due_ms, self._poll_count, waiter))
+        if len(self.polls) > 2 * self._waiting + WAITERS_DONE_MAX:
             # Answered waiters would stay until their deadline: half a minute of a busy tail.
-            state.waiter_heap = [entry for entry in state.waiter_heap if not entry[2].done]
-            heapq.heapify(state.waiter_heap)
+            self.polls = [entry for entry in self.polls if not entry[2].done]
+            heapq.heapify(self.polls)
 
     def end_polls(self) -> None:
         """Answer long polls whose deadline has passed."""
         state = self.state
         room = limits.WAKE_BYTES_MAX
         for _ in range(limits.POLLS_ENDED_MAX):
-            if room <= 0 or not state.waiter_heap or state.waiter_heap[0][0] > state.clock.mono_ms:
+            if room <= 0 or not self.polls or self.polls[0][0] > state.clock.mono_ms:
                 return
-            waiter = heapq.heappop(state.waiter_heap)[2]
+            waiter = heapq.heappop(self.polls)[2]
             if waiter.done:
                 continue
             if state.can_send(waiter.token):
@@ -193,7 +242,7 @@ class Reads:
 
     def _close_waiter(self, waiter: Waiter) -> None:
         waiter.done = True
-        self.state.waiting -= 1
+        self._waiting -= 1
 
     def _state(self, token: object, command: cmd.State) -> None:
         log = self.state.for_read(command.topic)

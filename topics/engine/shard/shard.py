@@ -7,7 +7,7 @@ from topics.engine.core.clock import EngineClock
 from topics.engine.core.ports import Disk
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.appends import Appends
-from topics.engine.shard.consumers.admin import ConsumerAdmin
+from topics.engine.shard.consumers.admin import Consumers
 from topics.engine.shard.consumers.claims import Claims
 from topics.engine.shard.consumers.dead_letters import DeadLetters
 from topics.engine.shard.consumers.leases import Leases
@@ -30,9 +30,9 @@ class Shard:
         self.leases = Leases(state, self.appends, self.reads)
         self.claims = Claims(state, self.leases)
         self.settlement = Settlement(state, self.appends, self.leases, self.claims)
-        self.consumers = ConsumerAdmin(state, self.leases, self.claims)
+        self.consumers = Consumers(state, self.leases, self.claims)
         self.dead_letters = DeadLetters(state, self.appends, self.reads, self.leases, self.claims)
         self.forwards = Forwards(state, self.appends, self.reads)
         self.transactions = Transactions(state, self.appends, disk)
         self.commits = TransactionCommits(state, self.appends, self.transactions)
-        self.delivery = Delivery(state, self.reads, self.leases, self.claims, self.consumers)
+        self.delivery = Delivery(state, self.reads, self.leases, self.claims, self.consumers, self.forwards)

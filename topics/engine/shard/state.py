@@ -7,7 +7,6 @@ the commands: they register in `handlers` and `events`, and the state knows none
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
@@ -125,24 +124,9 @@ class ShardState:
         self.written_lsn = 0
         self.synced_lsn = 0
         self.publishing_lsn = 0  # log position that covers the op being published
-        self.unsynced: dict[int, TopicLog] = {}  # topics with unsynced heads; see `track_synced_head`
-        self.claimable: dict[int, TopicLog] = {}  # topics with new records and waiting claims
-        self.dead_letters_due: dict[int, TopicLog] = {}  # topics with dead letters that may be sent
-        self.copies_due: dict[int, TopicLog] = {}  # topics with new records for forwards
-        # New records of these topics since copies were last started, each divided by the topic's number of forwards:
-        # the more forwards, the more batching pays.
-        self.copies_due_records = 0.0
-        # Work for the engine.
-        self.waiters_due: dict[int, TopicLog] = {}  # topics that have changed and have waiters
-        self.blocked_waiters: dict[int, TopicLog] = {}  # topics with waiters whose reply cannot be sent yet
         # Whether a reply to this token can be sent now.
         self.can_send: Callable[[object], bool] = lambda token: True
         self.touched: dict[int, TopicLog] = {}  # topics changed since the last checkpoint
-        self.trimming: dict[int, TopicLog] = {}  # topics being trimmed to a new cap_per_tag
-        self.pruning: dict[int, TopicLog] = {}  # topics with records that no consumer may need any more
-        self.waiter_heap: list[tuple[int, int, Waiter]] = []
-        self.waiter_count = 0
-        self.waiting = 0  # unanswered waiters
         self.erase_requests: list[EraseRequest] = []
         self.dropped_topics: list[TopicLog] = []  # dropped topics whose files are not removed yet
         self.loader: Callable[[TopicLog], None] = lambda log: None
@@ -320,36 +304,10 @@ class ShardState:
             self.seq_ceilings += [(lsn, log, ceiling) for log, ceiling in self.new_seq_ceilings]
             self.new_seq_ceilings = []
 
-    def track_synced_head(self, log: TopicLog) -> None:
-        """From now on keep `log.synced_head` up to date: the head that no crash can undo."""
-        if log.unsynced_heads is None:
-            log.unsynced_heads = deque()
-            self.publishing_lsn = self.written_lsn
-            self._note_head(log)
-
-    def _note_head(self, log: TopicLog) -> None:
-        assert log.unsynced_heads is not None
-        if self.publishing_lsn <= self.synced_lsn and not log.unsynced_heads:
-            log.synced_head = log.view.head
-        else:
-            log.unsynced_heads.append((self.publishing_lsn, log.view.head))
-            self.unsynced[log.id] = log
-
-    def _heads_synced(self, lsn: int) -> None:
-        for log in list(self.unsynced.values()):
-            heads = log.unsynced_heads
-            assert heads is not None
-            while heads and heads[0][0] <= lsn:
-                log.synced_head = heads.popleft()[1]
-                if log.waiters:
-                    self.waiters_due[log.id] = log
-            if not heads:
-                del self.unsynced[log.id]
-
     def synced(self, lsn: int) -> None:
         self.synced_lsn = max(self.synced_lsn, lsn)
-        if self.unsynced:
-            self._heads_synced(lsn)
+        for call in self.events.synced:
+            call(lsn)
         while self.time_ceilings and self.time_ceilings[0][0] <= lsn:
             self.time_ceiling_synced_ms = self.time_ceilings.pop(0)[1]
         while self.seq_ceilings and self.seq_ceilings[0][0] <= lsn:
@@ -362,15 +320,9 @@ class ShardState:
         log.pending -= 1
         if op.plain:
             log.publish(op)
-            if log.waiters:
-                self.waiters_due[log.id] = log
-            if log.unsynced_heads is not None:
-                self._note_head(log)
-            if log.consumers is not None and log.consumers.waiting:
-                self.claimable[log.id] = log
-            if log.outflows:
-                self.copies_due[log.id] = log
-                self.copies_due_records += op.count / len(log.outflows)
+            if log.is_followed:
+                for call in self.events.published:
+                    call(log, op)
             self.ready.append((op.token, op.result))
             return
         log.expiring -= op.expiry
@@ -379,19 +331,9 @@ class ShardState:
         self.ram_bytes += log.ram_bytes - ram_bytes
         if op.config is not None or op.dropped:
             self._publish_name(op)
-        if log.waiters and (op.head or op.first_seq or op.dropped or op.loss):
-            self.waiters_due[log.id] = log
-        if log.unsynced_heads is not None:
-            self._note_head(log)
-        if log.consumers is not None:
-            if log.consumers.waiting and (op.head or op.count):  # new records, or fewer pending
-                self.claimable[log.id] = log
-            if op.dead_letters:
-                log.consumers.synced_dead_letter = max(log.consumers.synced_dead_letter, op.dead_letters)
-                self.dead_letters_due[log.id] = log
-        if log.outflows and op.head:
-            self.copies_due[log.id] = log
-            self.copies_due_records += op.count / len(log.outflows)
+        if log.is_followed:
+            for call in self.events.published:
+                call(log, op)
         if op.erase is not None:
             self.erase_requests.append(op.erase)
         if op.retry:
@@ -426,11 +368,10 @@ class ShardState:
                 self.names.discard(log.name)
             self.by_id.pop(log.id, None)
             self.touched.pop(log.id, None)
-            self.trimming.pop(log.id, None)
             self.ram_bytes -= log.ram_bytes
             self.dropped_topics.append(log)
-            for call in self.events.topic_removed:
-                call(log)
+            for removed in self.events.topic_removed:
+                removed(log)
         elif self.published.get(log.name) is not log:
             if log.name in self.published:
                 self.classes_changed()
@@ -446,22 +387,39 @@ class ShardState:
         if self._class_counts is not None:
             self._class_counts[log.view.config.durability] += by
 
-    def discard_staged(self) -> None:
-        """A commit failed: revert to the published state. The shard is now read-only."""
+    def fail(self, reason: str) -> None:
+        """A commit failed: the shard becomes read-only and reverts to the published state."""
+        self.read_only = reason
+        topics, size = len(self.staged), self.bytes_live
         for log in list(self.by_id.values()):
             if log.pending or log.next_seq != log.view.head + 1:
                 log.discard_staged()
                 log.dedupe.discard_after(log.view.head)
-            if log.waiters:
-                self.waiters_due[log.id] = log
         self.staged = dict(self.published)
         self.by_id = {log.id: log for log in self.published.values()}
         self.bytes_live = sum(log.bytes for log in self.staged.values())
         self.records_live = sum(log.count for log in self.staged.values())
+        self.topics_unknown = max(0, topics - len(self.staged))
+        self.bytes_unknown = max(0, size - self.bytes_live)
         self.frames, self.frame_bytes, self.frame_count = [], 0, 0
         self.ops, self.appended = [], []
-        for call in self.events.staged_discarded:
-            call()
+        requests, self.erase_requests = self.erase_requests, []
+        for request in requests:
+            if request.token is not None:
+                self.ready.append((request.token, ShardReadOnly(reason, unknown=True)))
+        for call in self.events.failed:
+            call(reason)
+
+    def recovered(self, salt: int) -> None:
+        """The log is replayed. `salt`: different at every start."""
+        for call in self.events.recovered:
+            call(salt)
+        for log in self.by_id.values():
+            self.topic_recovered(log)
+
+    def topic_recovered(self, log: TopicLog) -> None:
+        for call in self.events.topic_recovered:
+            call(log)
 
     # -- finding topics ------------------------------------------------------------------------------------
 

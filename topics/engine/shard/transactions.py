@@ -80,7 +80,9 @@ class Transactions:
             txc.CommitTransaction: self._commit_transaction,
             txc.AbortTransaction: self._abort_transaction,
         }
-        self._inner_drop_topic = state.wrap(cmd.DropTopic, self._drop_topic_with_transactions)
+        state.events.topic_dropped.append(self._topic_dropped)
+        state.events.recovered.append(self._recovered)
+        state.events.failed.append(self._shard_failed)
         state.events.checked.append(self.check_transactions)
 
     # -- begin ---------------------------------------------------------------------------------------------
@@ -284,10 +286,8 @@ class Transactions:
         result = txc.TransactionState(log.name, txn.id, "aborted")
         self.state.add_op(Op(log, token, result, sync=log.config.durability == "fsync"))
 
-    def _drop_topic_with_transactions(self, token: object, command: cmd.DropTopic) -> None:
-        log = self.state.staged.get(command.topic)
-        self._inner_drop_topic(token, command)
-        if log is None or not log.dropped or log.transactions is None:
+    def _topic_dropped(self, log: TopicLog, op: Op) -> None:
+        if log.transactions is None:
             return
         for txn in list(log.transactions.open.values()):
             log.transactions.note_ended(txn.id)
@@ -397,8 +397,8 @@ class Transactions:
             log.transactions = TopicTransactions()
         log.transactions.replay(log, msgspec.msgpack.decode(payload, type=ENTRY_TYPES[kind]))
 
-    def start_transactions(self) -> None:
-        """After recovery: continue decided commits, keep open transactions, and remove all other transaction files.
+    def _recovered(self, salt: int) -> None:
+        """Continue decided commits, keep open transactions, and remove all other transaction files.
 
         A later erase relies on there being no file of a committed batch.
         """
@@ -468,7 +468,7 @@ class Transactions:
 
         return clear
 
-    def fail_transactions(self, reason: str) -> None:
+    def _shard_failed(self, reason: str) -> None:
         """The shard is read-only: answer waiting requests with an unknown outcome."""
         for txn in self.open:
             writing, txn.writing = txn.writing, []

@@ -200,6 +200,13 @@ class TopicLog(TopicRows):
         self.flag_changes = 0  # incremented whenever delete flags of rows change
 
     @property
+    def is_followed(self) -> bool:
+        """Whether a publish concerns more than its writer: parked reads, consumers, forwards, readers of the synced head."""
+        return bool(
+            self.waiters or self.outflows or self.consumers is not None or self.unsynced_heads is not None
+        )
+
+    @property
     def is_unloaded(self) -> bool:
         """Whether rows, or replayed changes to them, are not loaded yet."""
         return self.stored is not None or bool(self.deferred)

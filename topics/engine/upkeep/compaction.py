@@ -104,11 +104,11 @@ class Compactor:
     def has_work(self) -> bool:
         if self.stopped or self._shard.state.read_only is not None:
             return False
-        return bool(self._shard.state.trimming or self._candidates)
+        return bool(self._shard.appends.trimming or self._candidates)
 
     def next_task(self) -> Steps:
-        if self._shard.state.trimming:
-            return self._trim(next(iter(self._shard.state.trimming.values())))
+        if self._shard.appends.trimming:
+            return self._trim(next(iter(self._shard.appends.trimming.values())))
         return self._compact_topic(self._candidates.pop(next(iter(self._candidates))))
 
     # -- pace ----------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Compactor:
     def _trim(self, log: TopicLog) -> Steps:
         """Delete the records above a new per-tag cap, in slices so that requests can run in between."""
         shard = self._shard
-        while shard.state.trimming.get(log.id) is log and not self.stopped:
+        while shard.appends.trimming.get(log.id) is log and not self.stopped:
             if log.is_unloaded:
                 if not (yield from self._load(log)):
                     return

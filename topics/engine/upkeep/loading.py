@@ -126,7 +126,7 @@ class Loader:
             yield DEFERRED_UNITS
         if was_deferred and self._recovered:
             self.check_suspects()
-            self._shard.claims.consumers_recovered(log)
+            self._shard.state.topic_recovered(log)
         # Only after replay, which may have swapped generations, and only once: files that become obsolete while the
         # engine runs are removed by the checkpointer.
         if log.id in self._cleaned_up:

@@ -228,7 +228,7 @@ class Recovery:
         log.erasing = row.erasing
         if not row.is_trimmed:
             log.trim_from = 0
-            self._shard.state.trimming[log.id] = log
+            self._shard.appends.trimming[log.id] = log
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
         self._replayer.register_topic(log)
         log.inline = row.inline

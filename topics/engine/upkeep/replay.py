@@ -297,7 +297,7 @@ class Replay:
         shard = self._shard
         shard.state.by_id.pop(log.id)
         shard.state.touched.pop(log.id, None)
-        shard.state.trimming.pop(log.id, None)
+        shard.appends.trimming.pop(log.id, None)
         if shard.state.published.get(log.name) is log:
             del shard.state.published[log.name], shard.state.staged[log.name]
             shard.state.names.discard(log.name)
@@ -340,7 +340,7 @@ class Replay:
                 log.chunks[-1].closed = True
             if changed.config.cap_per_tag != log.config.cap_per_tag:  # deletes by the trim follow in the log
                 log.trim_from = 0
-                self._shard.state.trimming[log.id] = log
+                self._shard.appends.trimming[log.id] = log
             log.config = op.config = changed.config
             self._shard.state.classes_changed()
             log.ceiling = changed.ceiling

@@ -469,7 +469,7 @@ def test_answered_long_polls_do_not_pile_up() -> None:
         h.append("t", b"%d" % i)
         assert rows_of(h.replies[poll]) == [(i + 1, b"%d" % i)]
     (poll,) = h.ask(c.Diff("t", 150, wait_ms=30_000))
-    assert len(h.engine.shard.state.waiter_heap) < 100
+    assert len(h.engine.shard.reads.polls) < 100
     h.pass_time(30_000)
     assert rows_of(h.replies[poll]) == []
 
@@ -673,7 +673,7 @@ def test_a_gap_reaches_no_further_than_the_head_that_is_told_with_it() -> None:
     """Who sees only what is synced was told of a head that lay inside of the gap."""
     h = Harness()
     h.put("t", TopicConfig(cap_records=2))
-    h.engine.shard.state.track_synced_head(h.engine.shard.state.loaded_topic("t"))
+    h.engine.shard.reads.track_synced_head(h.engine.shard.state.loaded_topic("t"))
     for text in numbered(0, 6):
         h.append("t", text)
     log = h.engine.shard.state.published["t"]

@@ -326,12 +326,12 @@ def test_a_restart_goes_on_with_it(how: str, checkpoints: int) -> None:
         assert log.trim_from is not None
         h._take(h.engine.close())
     h.kill_and_open()
-    assert h.engine.shard.state.trimming
+    assert h.engine.shard.appends.trimming
     h.rest()
     assert set(counts(h).values()) == {2}
     assert h.state("t").count == 1000
     h.restart()
-    assert not h.engine.shard.state.trimming
+    assert not h.engine.shard.appends.trimming
     assert h.state("t").count == 1000
 
 
@@ -350,4 +350,4 @@ def test_a_topic_dropped_meanwhile() -> None:
     h.do(c.PutTopic("t", capped(1)))
     h.do(c.DropTopic("t"))
     h.rest()
-    assert not h.engine.shard.state.trimming
+    assert not h.engine.shard.appends.trimming

@@ -60,7 +60,7 @@ class Rig(Harness):
     def ship(self) -> None:
         """What a server does with letters, all to topics of this shard."""
         self.rest()
-        for source in list(self.engine.shard.state.dead_letters_due.values()):
+        for source in list(self.engine.shard.dead_letters.due.values()):
             while letters := self.engine.shard.dead_letters.dead_letters_to_send(source, 64, 1 << 20):
                 last = letters[-1]
                 self.do(k.TakeDeadLetters(last.target, last.source_id, letters))
@@ -264,7 +264,7 @@ def test_consumers_that_are_made_and_dropped_leave_nothing() -> None:
     for i in range(200):
         h.make(inactive_ttl_ms=30 * DAY_MS - i)
     h.rest()
-    assert len(h.engine.shard.claims.idle_timers) <= 64
+    assert len(h.engine.shard.consumers.idle_timers) <= 64
 
 
 def test_dropped_topics_are_not_kept_by_the_timers_of_their_consumers() -> None:
@@ -274,8 +274,8 @@ def test_dropped_topics_are_not_kept_by_the_timers_of_their_consumers() -> None:
         h.do(k.PutConsumer(f"t{i}", "c", ConsumerConfig(inactive_ttl_ms=30 * DAY_MS)))
         h.do(c.DropTopic(f"t{i}"))
     h.pass_time(120_000)
-    assert len(h.engine.shard.claims.idle_timers) <= 64
-    assert not any(log.dropped for log, _ in h.engine.shard.claims.idle.values())
+    assert len(h.engine.shard.consumers.idle_timers) <= 64
+    assert not any(log.dropped for log, _ in h.engine.shard.consumers.idle.values())
 
 
 # ---- what it costs

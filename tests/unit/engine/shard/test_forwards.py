@@ -216,7 +216,7 @@ def test_a_pattern_copies_topics_that_are_there_and_those_that_come() -> None:
     pair.source.append("orders.us", b'"us"')
     assert pair.source.engine.shard.state.published["other"].outflows == ()
     pair.source.kill_and_open()
-    assert sorted(log.name for log in pair.source.engine.shard.state.copies_due.values()) == [
+    assert sorted(log.name for log in pair.source.engine.shard.forwards.copies_due.values()) == [
         "orders.eu",
         "orders.us",
     ]

@@ -14,7 +14,7 @@ import pytest
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics.api.limits import MIB
-from topics.engine.shard.consumers.admin import ConsumerAdmin
+from topics.engine.shard.consumers.admin import Consumers
 from topics.link import wire
 from topics.link.reports import ShardReport
 from workers.shard.flow_control import READS_PER_TURN
@@ -66,7 +66,7 @@ def test_stored_consumers_that_overlap_are_logged_at_the_start(
     rig.ask(wire.PUT_TOPIC, body={"retention": "work_queue"})
     with monkeypatch.context() as before:
         before.setattr(
-            ConsumerAdmin, "_check_overlap", lambda *_: iter(())
+            Consumers, "_check_overlap", lambda *_: iter(())
         )  # as files of an earlier version have it
         for name in ("a", "b"):
             assert rig.ask(wire.PUT_CONSUMER, body={}, args=for_consumer(name)).status == 201

@@ -88,6 +88,7 @@ class MergeService:
             disk, store, shard, reader, checkpointer, self._planner, self.manifests, self.retirement
         )
         self.is_loaded = False  # plans and pins were loaded from the store
+        shard.state.events.failed.append(lambda reason: self.refuse(ShardReadOnly(reason, unknown=True)))
         self._stopped = False
 
     # -- requests ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Administration of named consumers: create, change, get, list, pause, reset, drop.
+"""Consumers of topics: create, change, get, list, pause, reset, drop; counts of queues; inactivity; overlaps of work queues.
 
 Like a topic's config, a consumer's config and position are logged and synced in every durability class.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 
 from topics.api import limits
-from topics.api.config import ConsumerConfig
+from topics.api.config import ConsumerConfig, TopicConfig
 from topics.api.errors import (
     ConsumerNotFound,
     ConsumerOverlap,
@@ -23,21 +23,25 @@ from topics.api.errors import (
     WrongEpoch,
 )
 from topics.engine.commands import consumers as con
+from topics.engine.commands import topics as cmd
 from topics.engine.core.subjects import TagFilter
 from topics.engine.reading.tombstones import next_gap
 from topics.engine.shard.appends import NAME, RANGE_BYTES
 from topics.engine.shard.consumers.claims import Claims
-from topics.engine.shard.consumers.leases import Leases, slice_budget, tag_of
+from topics.engine.shard.consumers.leases import Leases, is_durable, slice_budget, tag_of
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.storage import frames
 from topics.engine.storage.control import ConsumerStored, Event
 from topics.engine.topic.consumer import (
+    FORGOTTEN,
     MOVING,
     PAUSED,
     RESET,
+    TIMEOUTS_PER_SLICE,
     Consumer,
     MatchCount,
+    PruneRequest,
     SliceProgress,
     TopicConsumers,
     count_cost,
@@ -45,12 +49,13 @@ from topics.engine.topic.consumer import (
 )
 from topics.engine.topic.log import Op, TopicLog
 
+STALE_TIMERS_MAX = 64  # stale timers always tolerated
 CONFIG_BYTES = 32 * limits.KIB  # upper bound of a consumer's config
 SCANNED_PER_SLICE = 256  # records or tags that a command scans at a time
 STATE_COST = 20  # cost of building a consumer's state, in microseconds
 
 
-class ConsumerAdmin:
+class Consumers:
     def __init__(self, state: ShardState, leases: Leases, claims: Claims) -> None:
         self.state = state
         self.leases = leases
@@ -63,6 +68,19 @@ class ConsumerAdmin:
             con.GetConsumer: self._get_consumer,
             con.ListConsumers: self._list_consumers,
         }
+        self._inner_state = state.wrap(cmd.State, self._state_of_queue)
+        self._inner_put_topic = state.wrap(cmd.PutTopic, self._put_topic_with_consumers)
+        # Consumers with an inactivity TTL, by timer number.
+        self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
+        self.idle_timers: list[tuple[int, int]] = []
+        self._timer_numbers = count(1)
+        self.overlaps: list[tuple[str, str, str]] = []  # in stored work queues, as of the start
+        state.events.recovered.append(self._recovered)
+        state.events.topic_recovered.append(self._topic_recovered)
+        state.events.topic_removed.append(self._topic_removed)
+        state.events.config_changed.append(self._config_changed)
+        state.events.state_requested.append(self._add_queue_counts)
+        state.events.checked.append(self.check_consumers)
 
     def _put_consumer(self, token: object, command: con.PutConsumer) -> None:
         self.state.check_writable()
@@ -107,7 +125,7 @@ class ConsumerAdmin:
         state.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, state.now_ms, stored))
         consumer = self.store_consumer(log, stored)
         consumer.active_ms = state.now_ms
-        self.claims.set_idle_timer(log, consumer)
+        self._set_idle_timer(log, consumer)
         self.claims.wake_claims(log, consumer)
         state.touched[log.id] = log
         yield from self._answer_change(token, log, consumer, created=known is None)
@@ -276,7 +294,7 @@ class ConsumerAdmin:
         """Remove a consumer, live or in replay."""
         assert log.consumers is not None
         consumer.dropped = True
-        self.claims.idle.pop(consumer.idle_number, None)
+        self.idle.pop(consumer.idle_number, None)
         for connection in list(consumer.connections):
             self.leases.on_settled(connection)
         if consumer.counts[MOVING]:
@@ -455,11 +473,29 @@ class ConsumerAdmin:
 
     # -- inactive consumers --------------------------------------------------------------------------------
 
+    @property
+    def idle_due_ms(self) -> int | None:
+        """When the next inactivity timer is due."""
+        return self.idle_timers[0][0] if self.idle_timers else None
+
+    def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
+        """Set the inactivity timer of a consumer that has an inactive TTL."""
+        ttl_ms = consumer.config.inactive_ttl_ms
+        self.idle.pop(consumer.idle_number, None)
+        if not ttl_ms:
+            return
+        due_ms = self.state.clock.mono_ms + max(consumer.active_ms + ttl_ms - self.state.now_ms, 0) + 1
+        consumer.idle_number = next(self._timer_numbers)
+        self.idle[consumer.idle_number] = log, consumer
+        heapq.heappush(self.idle_timers, (due_ms, consumer.idle_number))
+        if len(self.idle_timers) > 2 * len(self.idle) + STALE_TIMERS_MAX:
+            self.idle_timers = [timer for timer in self.idle_timers if timer[1] in self.idle]
+            heapq.heapify(self.idle_timers)
+
     def end_idle_consumers(self) -> None:
         state = self.state
-        timers = self.claims.idle_timers
-        while timers and timers[0][0] <= state.clock.mono_ms and state.read_only is None:
-            log_and_consumer = self.claims.idle.get(heapq.heappop(timers)[1])
+        while self.idle_timers and self.idle_timers[0][0] <= state.clock.mono_ms and state.read_only is None:
+            log_and_consumer = self.idle.get(heapq.heappop(self.idle_timers)[1])
             if log_and_consumer is None:
                 continue
             log, consumer = log_and_consumer
@@ -468,13 +504,159 @@ class ConsumerAdmin:
             if in_use or self.leases.is_followed(log.name, consumer.name):
                 consumer.active_ms = state.now_ms
             if state.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
-                self.claims.set_idle_timer(log, consumer)
+                self._set_idle_timer(log, consumer)
             elif state.has_room(CONTROL_BYTES + len(consumer.name)):
                 state.upkeep_now(log)
                 self._end_consumer(log, consumer, None, None)
             else:
                 consumer.active_ms = state.now_ms  # the disk is full: try again later
-                self.claims.set_idle_timer(log, consumer)
+                self._set_idle_timer(log, consumer)
+
+    # -- topics --------------------------------------------------------------------------------------------
+
+    def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
+        if log.config.type != "queue":
+            return None
+        consumer = self.leases.queue_of(log)
+        consumer.process_timeouts(self.state.now_ms)
+        assert log.consumers is not None
+        in_flight, dead = consumer.in_flight, log.consumers.dead_lettered
+        return cmd.QueueCounts(self.leases.ready_count(log, consumer), in_flight, dead)
+
+    def _add_queue_counts(self, log: TopicLog, state: cmd.TopicState) -> None:
+        state.queue = self.queue_counts(log)
+
+    def _state_of_queue(self, token: object, command: cmd.State) -> None:
+        """Process the lease timeouts of a queue before its counts are read."""
+        state = self.state
+        log = state.published.get(command.topic)
+        queue = log.consumers.queue if log is not None and log.consumers is not None else None
+        if log is None or queue is None or queue.process_timeouts(state.now_ms):
+            self._inner_state(token, command)
+        else:
+            state.touch(log)
+            state.long.start(token, command, log, self._state_steps(token, command, queue))
+
+    def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
+        while not queue.process_timeouts(self.state.now_ms):
+            yield TIMEOUTS_PER_SLICE
+        self._inner_state(token, command)
+
+    def queue_totals(self) -> tuple[int, int]:
+        """The number of queues, and of leases over all of them, possibly including some that have just expired."""
+        queues = [log for log in self.state.published.values() if log.view.config.type == "queue"]
+        in_flight = 0
+        for log in queues:
+            if log.consumers is not None and log.consumers.queue is not None:
+                log.consumers.queue.process_timeouts(self.state.now_ms)
+                in_flight += log.consumers.queue.in_flight
+        return len(queues), in_flight
+
+    def _topic_removed(self, log: TopicLog) -> None:
+        for consumer in log.consumers.named.values() if log.consumers is not None else ():
+            self.idle.pop(consumer.idle_number, None)
+
+    def _config_changed(self, log: TopicLog, before: TopicConfig, op: Op) -> None:
+        was_durable = before.type == "queue" and is_durable(before, self.leases.queue_of(log))
+        if was_durable and not is_durable(log.config, self.leases.queue_of(log)):
+            # Leases are no longer logged. If they are again later, replay must not restore the old ones.
+            self.leases.log_event(log, Event(con.QUEUE, FORGOTTEN))
+        if log.config.retention != before.retention:
+            count, size = op.count, op.bytes
+            self.leases.prune_settled(log, op)
+            self.state.records_live += op.count - count
+            self.state.bytes_live += op.bytes - size
+
+    def _put_topic_with_consumers(self, token: object, command: cmd.PutTopic) -> None:
+        log = self.state.staged.get(command.topic)
+        becomes = command.config.retention == "work_queue"
+        if log is None or not becomes or log.config.retention == "work_queue" or log.consumers is None:
+            self._inner_put_topic(token, command)
+            return
+        self.state.touch(log)
+        self.state.long.start(token, command, log, self._put_work_queue(token, command, log))
+
+    def _put_work_queue(self, token: object, command: cmd.PutTopic, log: TopicLog) -> Work:
+        """Turn a topic with consumers into a work queue, unless their filters overlap."""
+        while True:
+            assert log.consumers is not None
+            changes = log.consumers.changes
+            found = yield from self._find_overlap(log)
+            if found is not None:
+                raise ConsumerOverlap(log.name, found[1], found[0])
+            if changes == log.consumers.changes:
+                self._inner_put_topic(token, command)
+                return
+
+    def _find_overlap(self, log: TopicLog) -> Generator[int, None, tuple[str, str] | None]:
+        """Two consumers with overlapping filters, or None. A queue's built-in consumer gets every record."""
+        if log.config.type == "queue":
+            self.leases.queue_of(log)
+        return (yield from log.consumers.find_overlap()) if log.consumers is not None else None
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def _recovered(self, salt: int) -> None:
+        self.overlaps = self._stored_overlaps()
+
+    def _stored_overlaps(self) -> list[tuple[str, str, str]]:
+        """The stored work queues whose consumers overlap: the topic, and two of its consumers."""
+        found: list[tuple[str, str, str]] = []
+        for log in self.state.published.values():
+            if log.config.retention == "work_queue" and log.consumers is not None and log.consumers.named:
+                steps = self._find_overlap(log)
+                try:
+                    for _ in range(limits.FILTER_PAIRS_MAX):  # more would take too long
+                        next(steps)
+                except StopIteration as end:
+                    if end.value is not None:
+                        found.append((log.name, *end.value))
+        return found
+
+    def _topic_recovered(self, log: TopicLog) -> None:
+        """Finish the consumers of a topic after replay: drop leases that do not survive, fix cursors, start timers."""
+        consumers = log.consumers
+        if consumers is None:
+            return
+        for consumer in consumers.all():
+            if not consumer.name:
+                if not is_durable(log.config, consumer):
+                    consumer.forget_leases()
+                consumer.cursor = 1  # rescans the topic: live records without an entry are ready
+            if log.config.durability in ("memory", "ephemeral"):
+                # The head may have gone back. A consumer with a start beyond the head keeps it.
+                starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
+                consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
+            consumer.undelivered = consumer.counting = None
+            if not log.is_unloaded:
+                for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
+                    consumers.forget(log, seq, seq)
+            consumer.release_streamed()
+            consumer.note_rescan()
+            consumer.active_ms = self.state.now_ms
+            self._set_idle_timer(log, consumer)
+        if log.config.retention == "interest" and consumers.named:
+            # Records that all consumers have settled: the process may have ended before they were deleted.
+            stop = min(consumer.cursor for consumer in consumers.named.values())
+            if log.count and log.first_seq < stop and log.config.type != "queue":
+                self.leases.prune_later(log, PruneRequest(log.first_seq, stop), None)
+
+    def check_consumers(self) -> None:
+        for log in self.state.by_id.values():
+            if log.consumers is None or self.state.read_only is not None:
+                continue
+            for consumer in log.consumers.all():
+                consumer.check()
+                if not log.is_unloaded:
+                    assert all(map(log.is_live, consumer.entries)), (log.name, consumer.name)
+                if consumer.undelivered is not None and not log.is_unloaded:
+                    undelivered = consumer.count_matching(log, consumer.cursor, consumer.counted_to)
+                    assert consumer.undelivered == undelivered, (
+                        log.name,
+                        consumer.name,
+                        consumer.undelivered,
+                        undelivered,
+                    )
 
 
 def _named(log: TopicLog, name: str) -> Consumer | None:

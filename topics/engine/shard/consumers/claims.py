@@ -10,15 +10,13 @@ or delay ends, and, with `claim_jitter_ms`, when their window closes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import cast
 
 from topics.api import limits
-from topics.api.config import TopicConfig
 from topics.api.errors import (
-    ConsumerOverlap,
     InvalidRequest,
     ShardReadOnly,
     Throttled,
@@ -26,21 +24,17 @@ from topics.api.errors import (
     TopicsError,
 )
 from topics.engine.commands import consumers as con
-from topics.engine.commands import topics as cmd
 from topics.engine.commands.page import Page
 from topics.engine.reading.cold_blocks import ColdMiss
 from topics.engine.shard.consumers.leases import (
     CATCH_UP_US,
     ClaimsDue,
     Leases,
-    is_durable,
     size_of,
 )
-from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import ShardState
 from topics.engine.shard.topic_upkeep import UpkeepPending
-from topics.engine.storage.control import Event
-from topics.engine.topic.consumer import FORGOTTEN, READY, TIMEOUTS_PER_SLICE, Consumer, PruneRequest
+from topics.engine.topic.consumer import READY, Consumer
 from topics.engine.topic.log import Op, TopicLog
 
 STALE_TIMERS_MAX = 64  # stale timers always tolerated
@@ -69,18 +63,10 @@ class Claims:
         self.blocked_claims: dict[int, ClaimsDue] = {}  # consumers with claims whose reply cannot be sent yet
         self.timers: list[tuple[int, int, TopicLog, Consumer, WaitingClaim | None]] = []
         self._stale_timers = 0  # timers of claims that are already answered
-        # Consumers with an inactivity TTL, by timer number.
-        self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
-        self.idle_timers: list[tuple[int, int]] = []
         self.numbers = count(1)
         state.handlers[con.Claim] = self._claim
-        self._inner_state = state.wrap(cmd.State, self._state_of_queue)
-        self._inner_put_topic = state.wrap(cmd.PutTopic, self._put_topic_with_consumers)
-        state.events.topic_removed.append(self._topic_removed)
-        state.events.config_changed.append(self._config_changed)
-        state.events.state_requested.append(self._add_queue_counts)
-        state.events.staged_discarded.append(self._staged_discarded)
-        state.events.checked.append(self.check_consumers)
+        state.events.topic_removed.append(lambda log: self.fail_claims(log, TopicNotFound(log.name)))
+        state.events.failed.append(self._shard_failed)
 
     # -- claim ---------------------------------------------------------------------------------------------
 
@@ -211,9 +197,8 @@ class Claims:
 
     @property
     def claims_due_ms(self) -> int | None:
-        """When the next claim or inactivity timer is due."""
-        times = [timers[0][0] for timers in (self.timers, self.idle_timers) if timers]
-        return min(times, default=None)
+        """When the next claim timer is due."""
+        return self.timers[0][0] if self.timers else None
 
     def process_claim_timers(self) -> None:
         """Process due timers: mark consumers whose claims must be checked, and answer claims that timed out."""
@@ -364,6 +349,12 @@ class Claims:
                 else:
                     state.ready.append((op.token, error))
 
+    def _shard_failed(self, reason: str) -> None:
+        for log in self.state.by_id.values():
+            self.fail_claims(log, ShardReadOnly(reason))
+            for consumer in log.consumers.all() if log.consumers is not None else ():
+                consumer.undelivered = consumer.counting = None
+
     # -- delivery to claims --------------------------------------------------------------------------------
 
     def _serve_one(
@@ -453,176 +444,3 @@ class Claims:
     def _put_back_rest(consumer: Consumer, page: Page, first: int) -> None:
         """Return picked records, from index `first` on, for which no claim has room."""
         consumer.put_back(seq for seq in page.seqs[first:] if seq in consumer.entries)
-
-    # -- topics with consumers -----------------------------------------------------------------------------
-
-    def queue_counts(self, log: TopicLog) -> cmd.QueueCounts | None:
-        if log.config.type != "queue":
-            return None
-        consumer = self.leases.queue_of(log)
-        consumer.process_timeouts(self.state.now_ms)
-        assert log.consumers is not None
-        in_flight, dead = consumer.in_flight, log.consumers.dead_lettered
-        return cmd.QueueCounts(self.leases.ready_count(log, consumer), in_flight, dead)
-
-    def _add_queue_counts(self, log: TopicLog, state: cmd.TopicState) -> None:
-        state.queue = self.queue_counts(log)
-
-    def _state_of_queue(self, token: object, command: cmd.State) -> None:
-        """Process the lease timeouts of a queue before its counts are read."""
-        state = self.state
-        log = state.published.get(command.topic)
-        queue = log.consumers.queue if log is not None and log.consumers is not None else None
-        if log is None or queue is None or queue.process_timeouts(state.now_ms):
-            self._inner_state(token, command)
-        else:
-            state.touch(log)
-            state.long.start(token, command, log, self._state_steps(token, command, queue))
-
-    def _state_steps(self, token: object, command: cmd.State, queue: Consumer) -> Work:
-        while not queue.process_timeouts(self.state.now_ms):
-            yield TIMEOUTS_PER_SLICE
-        self._inner_state(token, command)
-
-    def queue_totals(self) -> tuple[int, int]:
-        """The number of queues, and of leases over all of them, possibly including some that have just expired."""
-        queues = [log for log in self.state.published.values() if log.view.config.type == "queue"]
-        in_flight = 0
-        for log in queues:
-            if log.consumers is not None and log.consumers.queue is not None:
-                log.consumers.queue.process_timeouts(self.state.now_ms)
-                in_flight += log.consumers.queue.in_flight
-        return len(queues), in_flight
-
-    def _topic_removed(self, log: TopicLog) -> None:
-        self.state.dead_letters_due.pop(log.id, None)
-        self.fail_claims(log, TopicNotFound(log.name))
-        for consumer in log.consumers.named.values() if log.consumers is not None else ():
-            self.idle.pop(consumer.idle_number, None)
-
-    def _config_changed(self, log: TopicLog, before: TopicConfig, op: Op) -> None:
-        was_durable = before.type == "queue" and is_durable(before, self.leases.queue_of(log))
-        if was_durable and not is_durable(log.config, self.leases.queue_of(log)):
-            # Leases are no longer logged. If they are again later, replay must not restore the old ones.
-            self.leases.log_event(log, Event(con.QUEUE, FORGOTTEN))
-        if log.config.retention != before.retention:
-            count, size = op.count, op.bytes
-            self.leases.prune_settled(log, op)
-            self.state.records_live += op.count - count
-            self.state.bytes_live += op.bytes - size
-
-    def _put_topic_with_consumers(self, token: object, command: cmd.PutTopic) -> None:
-        log = self.state.staged.get(command.topic)
-        becomes = command.config.retention == "work_queue"
-        if log is None or not becomes or log.config.retention == "work_queue" or log.consumers is None:
-            self._inner_put_topic(token, command)
-            return
-        self.state.touch(log)
-        self.state.long.start(token, command, log, self._put_work_queue(token, command, log))
-
-    def _put_work_queue(self, token: object, command: cmd.PutTopic, log: TopicLog) -> Work:
-        """Turn a topic with consumers into a work queue, unless their filters overlap."""
-        while True:
-            assert log.consumers is not None
-            changes = log.consumers.changes
-            found = yield from self.find_overlap(log)
-            if found is not None:
-                raise ConsumerOverlap(log.name, found[1], found[0])
-            if changes == log.consumers.changes:
-                self._inner_put_topic(token, command)
-                return
-
-    def find_overlap(self, log: TopicLog) -> Generator[int, None, tuple[str, str] | None]:
-        """Two consumers with overlapping filters, or None. A queue's built-in consumer gets every record."""
-        if log.config.type == "queue":
-            self.leases.queue_of(log)
-        return (yield from log.consumers.find_overlap()) if log.consumers is not None else None
-
-    def stored_overlaps(self) -> list[tuple[str, str, str]]:
-        """The stored work queues whose consumers overlap: the topic, and two of its consumers."""
-        found: list[tuple[str, str, str]] = []
-        for log in self.state.published.values():
-            if log.config.retention == "work_queue" and log.consumers is not None and log.consumers.named:
-                steps = self.find_overlap(log)
-                try:
-                    for _ in range(limits.FILTER_PAIRS_MAX):  # more would take too long
-                        next(steps)
-                except StopIteration as end:
-                    if end.value is not None:
-                        found.append((log.name, *end.value))
-        return found
-
-    def _staged_discarded(self) -> None:
-        self.leases.end_pruning(ShardReadOnly(self.state.read_only or "", unknown=True))
-        for log in self.state.by_id.values():
-            self.fail_claims(log, ShardReadOnly(self.state.read_only or ""))
-            for consumer in log.consumers.all() if log.consumers is not None else ():
-                consumer.undelivered = consumer.counting = None
-
-    def start_claims(self, salt: int) -> None:
-        """Start claims after recovery. `salt`: from the log file, new with every start."""
-        self.leases.lease_id = salt
-        for log in self.state.by_id.values():
-            self.consumers_recovered(log)
-
-    def consumers_recovered(self, log: TopicLog) -> None:
-        """Finish the consumers of a topic after replay: drop leases that do not survive, fix cursors, start timers."""
-        consumers = log.consumers
-        if consumers is None:
-            return
-        for consumer in consumers.all():
-            if not consumer.name:
-                if not is_durable(log.config, consumer):
-                    consumer.forget_leases()
-                consumer.cursor = 1  # rescans the topic: live records without an entry are ready
-            if log.config.durability in ("memory", "ephemeral"):
-                # The head may have gone back. A consumer with a start beyond the head keeps it.
-                starts = consumer.config.deliver_value if consumer.config.deliver == "from_seq" else 0
-                consumer.cursor = min(consumer.cursor, max(log.next_seq, starts))
-            consumer.undelivered = consumer.counting = None
-            if not log.is_unloaded:
-                for seq in [seq for seq in consumer.entries if not log.is_live(seq)]:
-                    consumers.forget(log, seq, seq)
-            consumer.release_streamed()
-            consumer.note_rescan()
-            consumer.active_ms = self.state.now_ms
-            self.set_idle_timer(log, consumer)
-        consumers.synced_dead_letter = consumers.next_dead_letter - 1
-        if consumers.dead_letters:
-            self.state.dead_letters_due[log.id] = log
-        if log.config.retention == "interest" and consumers.named:
-            # Records that all consumers have settled: the process may have ended before they were deleted.
-            stop = min(consumer.cursor for consumer in consumers.named.values())
-            if log.count and log.first_seq < stop and log.config.type != "queue":
-                self.leases.prune_later(log, PruneRequest(log.first_seq, stop), None)
-
-    def set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
-        """Set the inactivity timer of a consumer that has an inactive TTL."""
-        ttl_ms = consumer.config.inactive_ttl_ms
-        self.idle.pop(consumer.idle_number, None)
-        if not ttl_ms:
-            return
-        due_ms = self.state.clock.mono_ms + max(consumer.active_ms + ttl_ms - self.state.now_ms, 0) + 1
-        consumer.idle_number = next(self.numbers)
-        self.idle[consumer.idle_number] = log, consumer
-        heapq.heappush(self.idle_timers, (due_ms, consumer.idle_number))
-        if len(self.idle_timers) > 2 * len(self.idle) + STALE_TIMERS_MAX:
-            self.idle_timers = [timer for timer in self.idle_timers if timer[1] in self.idle]
-            heapq.heapify(self.idle_timers)
-
-    def check_consumers(self) -> None:
-        for log in self.state.by_id.values():
-            if log.consumers is None or self.state.read_only is not None:
-                continue
-            for consumer in log.consumers.all():
-                consumer.check()
-                if not log.is_unloaded:
-                    assert all(map(log.is_live, consumer.entries)), (log.name, consumer.name)
-                if consumer.undelivered is not None and not log.is_unloaded:
-                    undelivered = consumer.count_matching(log, consumer.cursor, consumer.counted_to)
-                    assert consumer.undelivered == undelivered, (
-                        log.name,
-                        consumer.name,
-                        consumer.undelivered,
-                        undelivered,
-                    )

@@ -52,6 +52,22 @@ class DeadLetters:
             con.TakeDeadLetters: self._take_dead_letters,
             con.SettleDeadLetters: self._settle_dead_letters,
         }
+        self.due: dict[int, TopicLog] = {}  # topics with dead letters that may be sent
+        state.events.topic_recovered.append(self._topic_recovered)
+        state.events.topic_removed.append(lambda log: self.due.pop(log.id, None))
+        state.events.published.append(self._published)
+
+    def _topic_recovered(self, log: TopicLog) -> None:
+        consumers = log.consumers
+        if consumers is not None:
+            consumers.synced_dead_letter = consumers.next_dead_letter - 1
+            if consumers.dead_letters:
+                self.due[log.id] = log
+
+    def _published(self, log: TopicLog, op: Op) -> None:
+        if op.dead_letters and log.consumers is not None:
+            log.consumers.synced_dead_letter = max(log.consumers.synced_dead_letter, op.dead_letters)
+            self.due[log.id] = log
 
     # -- source --------------------------------------------------------------------------------------------
 
@@ -60,29 +76,29 @@ class DeadLetters:
         state = self.state
         consumers = log.consumers
         if consumers is None or log.dropped or not consumers.dead_letters:
-            state.dead_letters_due.pop(log.id, None)
+            self.due.pop(log.id, None)
             return []
         try:
             state.touch(log)
             return self._collect_dead_letters(log, consumers, count, max_bytes)
         except UpkeepPending:
-            state.dead_letters_due.pop(log.id, None)
+            self.due.pop(log.id, None)
             state.upkeep.wait(log, lambda error: self._retry_dead_letters(log, error), name="letters")
             return []
         except ColdMiss as miss:
-            state.dead_letters_due.pop(log.id, None)
+            self.due.pop(log.id, None)
             try:
                 state.cold.wait(
                     miss, lambda error: self._retry_dead_letters(log, error), name=("letters", log.id)
                 )
             except TopicsError:
-                state.dead_letters_due[log.id] = log  # the sender retries
+                self.due[log.id] = log  # the sender retries
                 raise
             return []
 
     def _retry_dead_letters(self, log: TopicLog, error: TopicsError | None) -> None:
         def again() -> None:
-            self.state.dead_letters_due[log.id] = log
+            self.due[log.id] = log
 
         if error is None:
             again()
@@ -99,7 +115,7 @@ class DeadLetters:
             left = len(consumers.dead_letters)
             found = self._read_dead_letters(log, consumers, count, max_bytes)
         if not found:
-            self.state.dead_letters_due.pop(log.id, None)
+            self.due.pop(log.id, None)
         return found
 
     def _read_dead_letters(
@@ -193,7 +209,7 @@ class DeadLetters:
             else:
                 self.leases.prune_into(log, seqs, op)
         if not consumers.dead_letters:
-            state.dead_letters_due.pop(log.id, None)
+            self.due.pop(log.id, None)
         state.count_live(op)
         state.add_op(op)
 

@@ -20,6 +20,7 @@ from topics.api.config import ConsumerConfig, TopicConfig
 from topics.api.errors import (
     ConsumerNotFound,
     NotAQueue,
+    ShardReadOnly,
     TopicNotFound,
     TopicsError,
 )
@@ -114,14 +115,19 @@ class Leases:
         self.state = state
         self.appends = appends
         self.reads = reads
-        # Id of the next lease. Starts at random, so that a lease from before a restart is not mistaken for a current one.
-        self.lease_id = 0
+        self.lease_id = 0  # of the next lease
+        self.pruning: dict[int, TopicLog] = {}  # topics with records that no consumer may need any more
         self.claims_due: dict[int, ClaimsDue] = {}  # consumers whose claims must be checked, by identity
         self.on_settled: Callable[[int], None] = lambda connection: (
             None
         )  # a lease of the connection has ended
+        state.events.recovered.append(self._recovered)
+        state.events.failed.append(lambda reason: self.end_pruning(ShardReadOnly(reason, unknown=True)))
         # Whether a consumer has an open stream.
         self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False
+
+    def _recovered(self, salt: int) -> None:
+        self.lease_id = salt  # a lease from before a restart is not mistaken for a current one
 
     # -- finding consumers ---------------------------------------------------------------------------------
 
@@ -571,15 +577,15 @@ class Leases:
             last.first, last.stop = min(last.first, request.first), max(last.stop, request.stop)
         else:
             queue.append(request)
-        self.state.pruning[log.id] = log
+        self.pruning[log.id] = log
 
     def run_pruning(self) -> None:
         """Do one turn's share of pruning."""
         state = self.state
         left = PRUNE_PER_TURN
         pending: dict[int, TopicLog] = {}
-        while left > 0 and state.pruning and state.read_only is None:
-            log = state.pruning.pop(next(iter(state.pruning)))
+        while left > 0 and self.pruning and state.read_only is None:
+            log = self.pruning.pop(next(iter(self.pruning)))
             assert log.consumers is not None
             queue = log.consumers.pruning
             left -= 1
@@ -600,13 +606,13 @@ class Leases:
                 if not log.dropped:
                     break
             if queue:
-                state.pruning[log.id] = log
-        state.pruning |= pending
+                self.pruning[log.id] = log
+        self.pruning |= pending
 
     def end_pruning(self, error: TopicsError | None = None) -> None:
         """Stop pruning: the shard stops or is read-only. The rest is checked after a restart."""
         state = self.state
-        for log in state.pruning.values():
+        for log in self.pruning.values():
             assert log.consumers is not None
             for request in log.consumers.pruning:
                 if request.answer is not None and error is None:
@@ -614,7 +620,7 @@ class Leases:
                 elif request.answer is not None:
                     state.ready.append((request.answer.token, error))
             log.consumers.pruning.clear()
-        state.pruning = {}
+        self.pruning = {}
 
     def _prune_slice(self, log: TopicLog, request: PruneRequest) -> int:
         """Do one slice; `work` is None when the request is done."""

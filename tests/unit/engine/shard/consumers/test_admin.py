@@ -15,7 +15,7 @@ from tests.support.lease_harness import LEASE_MS, LeaseHarness, consumer, log, q
 from topics.api.errors import ConsumerNotFound, ConsumerOverlap
 from topics.engine.commands import consumers as k
 from topics.engine.commands import topics as c
-from topics.engine.shard.consumers.admin import ConsumerAdmin
+from topics.engine.shard.consumers.admin import Consumers
 from topics.engine.topic.consumer import Consumer, TopicConsumers, filter_of
 
 End = Callable[[LeaseHarness], None]
@@ -483,7 +483,7 @@ def test_overlaps_of_before_load_and_go_on(end: End, monkeypatch: pytest.MonkeyP
     assert h.engine.report.overlaps == []
     with monkeypatch.context() as before:
         before.setattr(
-            ConsumerAdmin, "_check_overlap", lambda *_: iter(())
+            Consumers, "_check_overlap", lambda *_: iter(())
         )  # as files of an earlier version have it
         h.make("a")
         h.make("b")

@@ -162,12 +162,12 @@ def test_two_sources_do_not_hide_each_others_letters() -> None:
     h.do(k.Claim("other", node=b"w"))
     h.sync()
     shard = h.engine.shard
-    for log in list(shard.state.dead_letters_due.values()):
+    for log in list(shard.dead_letters.due.values()):
         letters = shard.dead_letters.dead_letters_to_send(log, 64, 1 << 20)
         h.deliver(letters)
         h.do(k.SettleDeadLetters(log.name, letters[-1].source_id, letters[-1].number, True))
     assert len(h.seqs("dead")) == 2
-    assert not shard.state.dead_letters_due
+    assert not shard.dead_letters.due
 
 
 def test_a_source_of_the_same_name_is_another_source() -> None:
@@ -316,7 +316,7 @@ def test_dead_letters_of_a_topic_that_goes_do_not_hold_up_others() -> None:
     exhaust(h)
     letters = h.letters()
     h.do(c.DropTopic("q"))
-    assert not h.engine.shard.state.dead_letters_due
+    assert not h.engine.shard.dead_letters.due
     h.deliver(letters)  # it was on its way
     reply = h.send(k.SettleDeadLetters("q", letters[-1].source_id, letters[-1].number, True))
     assert reply is not None
