@@ -1,6 +1,6 @@
-"""Goal: a failpoint does what it says, where it says, as often as it says, and nothing is mistaken for another.
+"""Goal: a failpoint fires at the call it names, as often as it says, and other calls, files and shards are not affected.
 
-Method: a FailpointDisk over a real folder; what would kill the process runs in a child.
+Method: a FailpointDisk over a real folder; actions that kill the process run in a child process.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ def test_a_kill_leaves_exactly_what_was_done(line: str, left: bytes, tmp_path: P
     command = [sys.executable, "-c", DYING, str(tmp_path / "data"), str(folder)]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     assert (tmp_path / "data/wal/wal-1.log").read_bytes() == left
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "it was spent"
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, (
+        "a failpoint that has fired is spent"
+    )
 
 
 def test_a_pause_lasts_until_somebody_ends_it(tmp_path: Path, folder: Path) -> None:

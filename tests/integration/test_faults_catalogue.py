@@ -1,7 +1,7 @@
-"""Goal: docs/appendix/faults.md says what the tests show, all of it and nothing else.
+"""Goal: docs/appendix/faults.md lists exactly the faults that tests are marked with.
 
-Method: the page is generated from the marks and compared with the one in the repository. A run of all tests has collected the
-marks already; a run of a part of them collects them in a separate process. The rules about marks are tested on marks made up here.
+Method: the page is generated from the marks and compared with the one in the repository. A run of all tests has already collected the
+marks; a partial run collects them in a separate process. The rules about marks are tested with invented marks.
 """
 
 from __future__ import annotations

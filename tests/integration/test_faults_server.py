@@ -1,7 +1,7 @@
-"""Goal: what the machine does to a whole server is answered as the catalogue says: refused by name, 429, 503, or nothing.
+"""Goal: faults in the environment of a whole server are handled as the catalogue says: it refuses to start, answers 429 or 503, or nothing happens.
 
-Method: a real server with one thing wrong around it: its directory, its file limits, its disk, its locks, its port, or
-clients that vanish. Faults that need the rights of root are skipped loudly without them.
+Method: a real server with one fault: its directory, its file limits, its disk, its locks, its port, or
+clients that disconnect. Faults that need root are skipped with a message without it.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from tests.support.server import ROOT, Server, is_alive, until
 from topics.engine.core.placement import shard_of
 
 NOBODY = 65534
-RESET = struct.pack("ii", 1, 0)  # SO_LINGER: an end by RST instead of by FIN
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST instead of FIN
 Start = Callable[..., Server]
 
 
 def needs_root() -> None:
     if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: this needs the rights of root")
+        pytest.skip("not tested: this needs root")
 
 
 def mounted(*command: str) -> None:
-    """Run a mount command; a container may not allow it even to root."""
+    """Run a mount command; in a container even root may not be allowed to."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
-        pytest.skip(f"NOT TESTED: {' '.join(command[:3])}: {done.stderr.strip()}")
+        pytest.skip(f"not tested: {' '.join(command[:3])}: {done.stderr.strip()}")
 
 
 def run_server(data_dir: Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """A server that is expected to refuse."""
+    """Start a server that is expected to refuse."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     environment = {
         **clean,
@@ -73,10 +73,10 @@ def topic_on(shard: int, shards: int = 2) -> str:
 @fault(
     "data directory",
     "the server may not write to its data directory",
-    "refused with exit code 2 and the directory's name",
+    "refused with exit code 2 and the path of the directory",
 )
 def test_directory_without_permission(tmp_path: Path) -> None:
-    """As root the rights are dropped once the program is loaded: its files may be for root only, too."""
+    """Root drops its rights only after the program is loaded, because its files may be readable for root alone."""
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     program = f"""
@@ -101,8 +101,8 @@ except Refusal as refusal:
 
 @fault(
     "data directory",
-    "the data directory lies on a read-only mount",
-    "refused with exit code 2 and the directory's name",
+    "the data directory is on a read-only mount",
+    "refused with exit code 2 and the path of the directory",
 )
 def test_directory_on_a_read_only_mount(tmp_path: Path) -> None:
     needs_root()
@@ -122,8 +122,8 @@ def test_directory_on_a_read_only_mount(tmp_path: Path) -> None:
 
 @fault(
     "worker",
-    "zombie lock: a worker of an earlier server still holds its shard",
-    "its topics get 503, other shards serve what exists; with the lock's end the shard serves too",
+    "a worker of an earlier server still holds the lock of its shard",
+    "its topics get 503, other shards serve existing topics; once the lock is released, the shard serves too",
 )
 def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path) -> None:
     folder = tmp_path / "held"
@@ -141,7 +141,7 @@ def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path
         assert (refused.status, refused.error["code"]) == (503, "not_ready")
         assert second.get("/readyz").status == 503
         assert second.get("/healthz").status == 200
-        assert second.stop() == 0  # whoever waits for it goes when told to
+        assert second.stop() == 0  # also while a worker waits for the lock
         second.start(wait_ready=False)
         until(lambda: second.log.count("waiting for the previous worker") == 2)
     second.wait_ready()
@@ -151,7 +151,7 @@ def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path
 @fault(
     "supervisor",
     "the fronts of a server that was just killed still hold the port",
-    "the new server waits for it up to 1.5 s, and then serves",
+    "the new server waits for it up to 1.5 s, then serves",
 )
 def test_same_port_right_after_kill_9(start_server: Start, tmp_path: Path) -> None:
     folder = tmp_path / "port"
@@ -159,7 +159,7 @@ def test_same_port_right_after_kill_9(start_server: Start, tmp_path: Path) -> No
     first.write("a", "kept")
     assert first.process is not None
     children = list(first.children().values())
-    os.kill(first.process.pid, signal.SIGKILL)  # its children end a moment later
+    os.kill(first.process.pid, signal.SIGKILL)  # its children exit a moment later
     first.process.wait(120)
     second = start_server(folder=folder, environment={"TOPICS_PORT": str(first.port)})
     assert second.port == first.port
@@ -186,8 +186,8 @@ def file_limit(pid: int, count: int) -> Iterator[None]:
 
 @fault(
     "front",
-    "no open files left: EMFILE when a connection comes",
-    "open connections are served; new ones are closed at once until others end",
+    "no open files left: EMFILE when a client connects",
+    "open connections are served; new ones are closed at once until others close",
 )
 def test_front_without_open_files(start_server: Start) -> None:
     server = start_server()
@@ -197,7 +197,9 @@ def test_front_without_open_files(start_server: Start) -> None:
         connections = [stack.enter_context(server.connect()) for _ in range(30)]
         served = [connection for connection in connections if is_served(connection, request)]
         assert 1 <= len(served) < len(connections)
-        assert all(is_served(connection, request) for connection in served), "as long as they are open"
+        assert all(is_served(connection, request) for connection in served), (
+            "open connections are still served"
+        )
         for connection in served:
             connection.close()
         until(lambda: is_served(stack.enter_context(server.connect()), request))
@@ -216,7 +218,7 @@ def is_served(connection: socket.socket, request: bytes) -> bool:
 @fault(
     "worker",
     "no open files left: EMFILE when a segment is opened for a read",
-    "that read fails with 500; with files to open it is served whole, and nothing is announced as lost",
+    "that read fails with 500; once files can be opened again it succeeds, and nothing is announced as lost",
 )
 def test_worker_without_open_files(start_server: Start, tmp_path: Path) -> None:
     folder = tmp_path / "files"
@@ -227,7 +229,9 @@ def test_worker_without_open_files(start_server: Start, tmp_path: Path) -> None:
     first.stop()
     server = start_server(**options)
     worker = server.pid("shard 0")
-    with file_limit(worker, 3):  # below any number that could be free: files close and open in the background
+    with file_limit(
+        worker, 3
+    ):  # lower than any descriptor that could be free: files are opened and closed in the background
         refused = server.diff("a", limit=1000)
         assert refused.status == 500, refused
         assert server.get("/healthz").status == 200
@@ -243,7 +247,7 @@ def test_worker_without_open_files(start_server: Start, tmp_path: Path) -> None:
 @fault(
     "disk",
     "a real file system runs full under the server",
-    "writes get 429 with limit disk_full, reads and deletes go on, and writes resume by themselves",
+    "writes get 429 with limit disk_full, reads and deletes continue, and writes resume by themselves",
 )
 def test_full_file_system(start_server: Start, tmp_path: Path) -> None:
     needs_root()
@@ -266,12 +270,12 @@ def test_full_file_system(start_server: Start, tmp_path: Path) -> None:
         assert server.diff("a", limit=2).json["records"][0]["$seq"] == seqs[-1]
         server.stop()
     finally:
-        # Lazily: after a failure the server still has files open there, and is ended later.
+        # Lazily: after a failed test the server still has open files there, and is stopped later.
         subprocess.run(["umount", "-l", str(folder / "data")], check=True, timeout=120)
 
 
 def fill(server: Server) -> list[int]:
-    """Write until the disk is full; the seqs that were acknowledged."""
+    """Write until the disk is full; returns the seqs that were acknowledged."""
     seqs: list[int] = []
     for _ in range(1000):
         reply = server.write("a", *["x" * 50_000] * 4, return_seqs=True)
@@ -281,13 +285,13 @@ def fill(server: Server) -> list[int]:
             return seqs
         assert reply.status in (200, 201), reply
         seqs += range(reply.json["first_seq"], reply.json["head_seq"] + 1)
-    raise AssertionError("the disk is never full")
+    raise AssertionError("the disk did not become full")
 
 
 @fault(
     "disk",
-    "another program takes the last byte, and the server is killed and started again, three times",
-    "each time it starts; reads, deletes and acks go on, appends get 429 disk_full; deletes give space back, and writes resume",
+    "another program uses the last byte, and the server is killed and restarted, three times",
+    "each time it starts; reads, deletes and acks continue, appends get 429 disk_full; deletes free space, and writes resume",
 )
 def test_restarts_without_a_free_byte(start_server: Start, tmp_path: Path) -> None:
     needs_root()
@@ -333,7 +337,7 @@ def test_restarts_without_a_free_byte(start_server: Start, tmp_path: Path) -> No
 
 
 def take_all(path: Path) -> None:
-    """Write to a file of our own until there is not a byte left."""
+    """Fill the file system with a file outside of the data directory."""
     with path.open("ab", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
             with contextlib.suppress(OSError):
@@ -346,8 +350,8 @@ def take_all(path: Path) -> None:
 
 @fault(
     "client",
-    "clients vanish in the middle of a large answer",
-    "the rest of the answer is given up; others are served, and nothing is logged as an error",
+    "clients disconnect during a large answer",
+    "the rest of the answer is dropped; others are served, and no error is logged",
 )
 def test_clients_that_vanish_in_an_answer(start_server: Start) -> None:
     server = start_server(shards=1)

@@ -1,7 +1,7 @@
-"""Goal: a real server forwards across its shards: what was acked at the source is in the next read of the dest, bursts
-arrive whole and in order, and a stop sends what is owed.
+"""Goal: routers copy across shards: a read of the dest returns what was acked at the source before, bursts arrive completely
+and in order, and a stop sends what is still owed.
 
-Method: a server with two shards, and topics on each of them. Nothing here waits for time to pass.
+Method: a server with two shards, and topics on both. No test waits for time to pass.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_one_source_many_dests(shared_server: Server) -> None:
 
 
 def test_shards_that_feed_each_other_under_load(shared_server: Server) -> None:
-    """Writers on both sides, readers of both dests: nobody waits for anybody for long, and no read misses its own write."""
+    """Writers and readers in both directions: no deadlock, and every read returns its client's own writes."""
     pairs = [(name_on(0, "a"), name_on(1, "b")), (name_on(1, "c"), name_on(0, "d"))]
     for source, dest in pairs:
         forward(shared_server, source, dest)
@@ -165,7 +165,7 @@ def test_rules_go_with_their_topics(shared_server: Server) -> None:
 
 
 def test_a_stop_sends_what_is_owed(start_server: Start) -> None:
-    """Along a chain over both shards: whoever takes copies owes them to the next one."""
+    """Along a chain over both shards: a dest that gets copies in turn owes them to the next one."""
     server = start_server()
     chain = [name_on(i % 2, f"link{i}") for i in range(6)]
     for source, dest in itertools.pairwise(chain):
@@ -177,7 +177,7 @@ def test_a_stop_sends_what_is_owed(start_server: Start) -> None:
 
 
 def stored(server: Server, topic: str) -> int:
-    """What a server that is down has of a topic."""
+    """The number of records of a topic in the files of a stopped server."""
     config = engine_config(Settings(), shard_of(topic, server.shards), 1)
     engine = Engine.open(PosixDisk(str(server.data_dir)), SystemClock(), config)
     count = engine.shard.state.published[topic].view.count

@@ -1,6 +1,6 @@
-"""Goal: what one client sends cannot cost others their data, their place or their time.
+"""Goal: a hostile client cannot corrupt others' data, use up their slots or slow them down.
 
-Method: the attacks that a reviewer found, against a real server, with a well-behaved client beside them.
+Method: attacks found in reviews, against a real server, with a normal client beside them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_keys_that_are_not_utf8_are_refused_and_not_made_alike(server: Server) -
     assert server.request("GET", "/v0/topics/keys", headers=ROOT).status == 404
 
 
-@fault("request", "a huge body where no records belong", "413")
+@fault("request", "a huge body for a route without records", "413")
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -74,7 +74,7 @@ def test_too_many_nodes_are_refused(server: Server) -> None:
     assert server.request("POST", "/v0/topics/evil.t/diff", {"node": ["a"] * 300}, READER).status == 200
 
 
-@fault("request", "more lines than a write may have", "400 before they are parsed")
+@fault("request", "more NDJSON lines than a write may have", "400 before they are parsed")
 def test_lines_beyond_all_measure_are_refused_unread(server: Server) -> None:
     headers = {**ROOT, "Content-Type": "application/x-ndjson"}
     reply = server.request("POST", "/v0/topics/lines", b"{}\n" * 5_000_000, headers)
@@ -82,7 +82,7 @@ def test_lines_beyond_all_measure_are_refused_unread(server: Server) -> None:
 
 
 def cpu_s(server: Server) -> float:
-    """What its processes have used so far: unlike a time, it does not grow with what else the machine does."""
+    """CPU time of all its processes: unlike wall time it does not depend on what else the machine does."""
     stats = [
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in server.children().values()
     ]
@@ -90,7 +90,7 @@ def cpu_s(server: Server) -> float:
 
 
 def test_escapes_cost_no_more_than_other_text(server: Server) -> None:
-    """Nine megabytes of escapes took ten seconds when each of them was looked at by itself."""
+    """Nine megabytes of escapes once took ten seconds, when each was handled separately."""
     text = '"' + "\\u0041" * 150_000 + '"'
     body = b'{"records":[%b]}' % ",".join(f'{{"data":{text}}}' for _ in range(10)).encode()
     headers = {**ROOT, "Content-Type": "application/json"}
@@ -128,9 +128,9 @@ def test_metrics_show_a_bound_key_its_own_topics_only(server: Server) -> None:
     assert "payroll" not in text
 
 
-@fault("client", "clients leave their long polls", "the polls are forgotten")
+@fault("client", "clients disconnect during their long polls", "the polls are cancelled")
 def test_long_polls_of_clients_that_left_are_forgotten(start_server: Callable[..., Server]) -> None:
-    """A client that closes, or only says that it sends nothing more, holds its place for seconds and not for 30."""
+    """A client that closes, or shuts down its sending side, occupies a slot for seconds and not for 30."""
     made = start_server(environment={"TOPICS_API_KEYS": "root", "TOPICS_MAX_INFLIGHT_PER_KEY": "5"}, shards=1)
     made.request("POST", "/v0/topics/t", {"records": [{"data": 1}]}, ROOT)
     body = b'{"from_seq":1,"wait_ms":30000}'
@@ -141,10 +141,10 @@ def test_long_polls_of_clients_that_left_are_forgotten(start_server: Callable[..
         connection.sendall(head + body)
     until(lambda: made.request("GET", "/v0/topics/t", headers=ROOT).status == 429)
     for connection in polls:
-        connection.shutdown(1)  # SHUT_WR: it looks like a close, and might be one
+        connection.shutdown(1)  # SHUT_WR: cannot be told from a close
     assert (
         made.request("GET", "/v0/topics/t", headers=ROOT).status == 429
-    )  # they still have their answers coming
+    )  # half-closed clients still wait for their answers
     until(lambda: made.request("GET", "/v0/topics/t", headers=ROOT).status == 200, 25)
     for connection in polls:
         connection.close()

@@ -1,6 +1,6 @@
-"""Answers without an end over HTTP/1: does the owner hear of everything once, and the client get all that was written?
+"""Streaming answers over HTTP/1: the stream's owner gets each callback once, and the client gets all bytes.
 
-First over a transport that only remembers, so that every moment is exact; then over real sockets, on both loops.
+First on a fake transport, which makes every step exact; then on real sockets, with both event loops.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENT_S = 120
 
 
 class Tap:
-    """A stream's owner that remembers what it heard."""
+    """A stream's owner that records its callbacks."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -37,7 +37,7 @@ class Tap:
         self.changed = asyncio.Event()
 
     def _hear(self, what: str) -> None:
-        assert "closed" not in self.heard, "it is the last that one hears"
+        assert "closed" not in self.heard, "no callback may follow `closed`"
         self.heard.append(what)
         self.changed.set()
 
@@ -63,14 +63,14 @@ class Tap:
 
 
 class StreamGate:
-    """Answers every request with a stream; one for `/wait` when the test says so."""
+    """Answers every request with a stream; for `/wait` only when the test says so."""
 
     def __init__(self) -> None:
         self.handled: list[Request] = []
         self.taps: list[Tap] = []
         self.waiting: list[Callable[[], None]] = []
         self.asked = asyncio.Event()
-        self.echo: Admission | None = None  # has the requests for topics
+        self.echo: Admission | None = None  # answers requests for topics
 
     def add_cors(self, origin: bytes, response: Response) -> Response:
         return response
@@ -137,7 +137,9 @@ def test_the_head_and_then_what_the_owner_writes(request_: bytes) -> None:
         tap.open_sink.write(b"two")
         assert transport.writes[-2:] == [b"one", b"two"] and not transport.ended
         tap.open_sink.close()
-        assert transport.ended and tap.heard == ["opened"], "nobody is called from within his own call"
+        assert transport.ended and tap.heard == ["opened"], (
+            "a callback must not run inside the owner's own call"
+        )
         tap.open_sink.write(b"late")
         tap.open_sink.close()
         await rest()
@@ -205,7 +207,7 @@ def test_head_gets_the_head() -> None:
     run(test)
 
 
-@fault("client", "a client goes before its stream has begun", "the stream's owner hears so, once")
+@fault("client", "a client disconnects before its stream has begun", "the stream's owner is told once")
 @pytest.mark.parametrize("path", [b"/wait", b"/v0/topics/wait"])
 @pytest.mark.parametrize("turns", range(4))
 def test_a_client_that_went_early(path: bytes, turns: int) -> None:
@@ -272,7 +274,7 @@ def test_a_connection_that_was_refused_meanwhile() -> None:
 
 
 def test_the_end_of_the_server_in_the_turn_of_the_answer() -> None:
-    """aiohttp's task is cancelled when it has the answer, and has not seen it."""
+    """aiohttp's task is cancelled when it has the answer but has not run yet."""
 
     async def test() -> None:
         world, gate = stream_world()
@@ -330,7 +332,7 @@ def test_full_and_drained() -> None:
         assert sink.is_full and world.server.stalled_bytes == 70_000
         transport.unread = 90_000
         world.sweep(connection, after_us=1_000_000)
-        assert world.server.stalled_bytes == 90_000, "the gate hears of it"
+        assert world.server.stalled_bytes == 90_000, "stalled bytes are counted"
         transport.unread = 0
         connection.resume_writing()
         assert not sink.is_full and tap.heard == ["opened", "drained"] and world.server.stalled_bytes == 0
@@ -343,12 +345,16 @@ def test_full_and_drained() -> None:
     run(test)
 
 
-@fault("client", "a watcher takes nothing", "its stream's owner has a minute to say so; then it is cut")
+@fault(
+    "client",
+    "a watcher does not read",
+    "its stream's owner may end it within a minute; then the connection is cut",
+)
 def test_streams_are_swept_only_when_they_are_stuck() -> None:
     async def test() -> None:
         world, connection, transport, tap = await open_stream()
         world.sweep(connection, after_us=3_600_000_000)
-        assert not transport.closed, "a quiet stream is none that was left"
+        assert not transport.closed, "an idle stream is not stalled"
         transport.unread = 70_000
         connection.pause_writing()
         world.now_us += STREAM_STALL_US - 1
@@ -362,7 +368,7 @@ def test_streams_are_swept_only_when_they_are_stuck() -> None:
     run(test)
 
 
-@fault("front", "a stream's owner fails as it begins", "that connection is cut; the front goes on")
+@fault("front", "a stream's owner fails as it begins", "that connection is closed; the front continues")
 def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         world, gate = stream_world()
@@ -388,7 +394,7 @@ def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Site:
-    """A server on a socket, with a gate of the test's."""
+    """A server on a socket with the test's own admission."""
 
     def __init__(self, gate: Any, *, body_bytes_max: int = 64 << 20) -> None:
         loop = asyncio.get_running_loop()
@@ -403,7 +409,7 @@ class Site:
         self.address: tuple[str, int] = ("", 0)
 
     def end_polls(self, _before_us: int) -> None:
-        """As the front's core."""
+        """As the front's core does."""
 
     async def __aenter__(self) -> Site:
         listening = socket.create_server(("127.0.0.1", 0))

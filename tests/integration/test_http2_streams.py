@@ -1,6 +1,6 @@
-"""Answers without an end over HTTP/2: is each stream's flow its own, and does its owner hear of everything once?
+"""Streaming answers over HTTP/2: flow control is per stream, and the stream's owner gets each callback once.
 
-The client is h2's own, in memory. Writes leave with the loop's next turn, so every test runs on a loop; the last ones use
+The client is h2's, in memory. Writes are sent in the loop's next turn, so every test runs on a loop; the last ones use
 a real server and socket.
 """
 
@@ -31,7 +31,7 @@ from topics.protocols.http.exchange import Response, Sink
 
 
 class Watch:
-    """A bench with one stream open on it."""
+    """A bench with one open stream."""
 
     def __init__(self, bench: Bench | None = None, path: str = "/s") -> None:
         self.bench = bench or Bench().handshake()
@@ -73,14 +73,14 @@ def test_the_head_and_then_what_the_owner_writes() -> None:
             watch.sink.write(part)
         assert not watch.bench.transport.writes
         await rest(3)
-        assert len(watch.bench.transport.writes) == 1, "what is written in one turn leaves together"
+        assert len(watch.bench.transport.writes) == 1, "what is written in one turn is sent in one piece"
         watch.bench.run()
         assert watch.got.body == b"onetwo" and not watch.got.ended
         watch.sink.write(b"three")
         watch.sink.close()
         watch.sink.write(b"late")
         watch.sink.close()
-        assert watch.tap.heard == ["opened"], "nobody is called from within his own call"
+        assert watch.tap.heard == ["opened"], "a callback must not run inside the owner's own call"
         await watch.turn()
         assert watch.got.body == b"onetwothree" and watch.got.ended and watch.got.reset is None
         assert watch.tap.heard == ["opened", "closed"] and not watch.bench.server.is_streaming
@@ -151,7 +151,7 @@ def test_a_conversation_is_refused() -> None:
     run(test)
 
 
-@fault("client", "a client goes before its stream has begun", "the stream's owner hears so, once")
+@fault("client", "a client disconnects before its stream has begun", "the stream's owner is told once")
 def test_a_client_that_went_early() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
@@ -225,7 +225,7 @@ def test_a_closed_window_fills_its_own_stream_only() -> None:
             await watch.turn()
         window = 65_535
         assert written >= window + FULL_BYTES and len(watch.got.body) == window
-        assert bench.sending.held >= FULL_BYTES, "what waits is counted"
+        assert bench.sending.held >= FULL_BYTES, "waiting bytes are counted"
         assert not other.sink.is_full
         bench.client.h2.increment_flow_control_window(1 << 20)
         bench.client.h2.increment_flow_control_window(FULL_BYTES // 2 - 10_000, watch.id)
@@ -282,7 +282,7 @@ def test_a_connection_that_takes_nothing_fills_all_its_streams() -> None:
     run(test)
 
 
-@fault("front", "more bytes wait in streams than a front may hold", "the stream that asks for more is ended")
+@fault("front", "more bytes wait in streams than a front may hold", "the stream that exceeds it is ended")
 def test_the_budget_holds() -> None:
     async def test() -> Bench:
         bench = Bench(sending=300_000).handshake()
@@ -299,7 +299,11 @@ def test_the_budget_holds() -> None:
     run(test)
 
 
-@fault("client", "a watcher takes nothing", "its stream's owner has a minute to say so; then it is cut")
+@fault(
+    "client",
+    "a watcher does not read",
+    "its stream's owner may end it within a minute; then the connection is cut",
+)
 def test_streams_are_swept_only_when_they_are_stuck() -> None:
     async def test() -> Bench:
         watch = Watch()
@@ -334,7 +338,7 @@ def test_draining_lets_streams_end() -> None:
         watch.sink.write(b"goodbye")
         watch.sink.close()
         await rest(3)
-        # h2's client hears nothing after a GOAWAY.
+        # h2's client reports nothing after a GOAWAY.
         assert b"goodbye" in bench.transport.take() and bench.transport.closed
         return bench
 
@@ -356,7 +360,9 @@ def test_a_stream_that_would_begin_while_the_server_stops() -> None:
     run(test)
 
 
-@fault("front", "a stream's owner fails as it begins, over HTTP/2", "that stream is reset; the front goes on")
+@fault(
+    "front", "a stream's owner fails as it begins, over HTTP/2", "that stream is reset; the front continues"
+)
 def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Tap):
         def opened(self, sink: Sink) -> None:
@@ -391,7 +397,7 @@ class Caller:
         self.writer.write(self.client.h2.data_to_send())
         while not done():
             data = await asyncio.wait_for(self.reader.read(65536), PATIENT_S)
-            assert data, "the server has closed"
+            assert data, "the server closed the connection"
             self.client.receive(data)
             self.writer.write(self.client.h2.data_to_send())
 
@@ -421,7 +427,7 @@ def test_over_a_real_socket(new_loop: NewLoop) -> None:
                 tap.open_sink.write(b"end")
                 tap.open_sink.close()
             last = await asyncio.wait_for(caller.reader.read(), PATIENT_S)
-            assert last.count(b"end") == 49, "h2's client hears nothing after a GOAWAY"
+            assert last.count(b"end") == 49, "h2's client reports nothing after a GOAWAY"
             await asyncio.wait_for(drained, PATIENT_S)
             assert all(tap.heard == ["opened", "closed"] for tap in gate.taps)
             caller.writer.close()
@@ -431,7 +437,7 @@ def test_over_a_real_socket(new_loop: NewLoop) -> None:
 
 @LOOPS
 def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
-    """The windows are wide open, and the socket is full."""
+    """With large HTTP/2 windows, so that the socket's buffers fill up."""
 
     async def test() -> None:
         gate = StreamGate()

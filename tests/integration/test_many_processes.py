@@ -1,6 +1,6 @@
-"""Goal: several fronts are one server: whichever answers, the answer is the same, and one's death is not the other's.
+"""Goal: several fronts behave like one server: all give the same answers, and the death of one does not affect the others.
 
-Method: two fronts behind one port. Which of them has a connection is told by its descriptors under /proc.
+Method: two fronts on one port. Which one has a connection is read from its descriptors under /proc.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def connections_of(pid: int, port: int) -> int:
-    """Established connections of the server's port that this process holds."""
+    """The server's established connections that this process holds."""
     sockets = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -44,7 +44,7 @@ def connections_of(pid: int, port: int) -> int:
 
 
 class Client:
-    """A connection that stays where it is."""
+    """A persistent connection to one front."""
 
     def __init__(self, server: Server) -> None:
         self._connection = http.client.HTTPConnection(server.host, server.port, timeout=120)
@@ -69,7 +69,7 @@ def held_by(server: Server) -> dict[str, int]:
 
 @pytest.fixture
 def clients(server: Server) -> Iterator[list[Client]]:
-    """Enough connections that both fronts have some, and no others."""
+    """Enough connections that both fronts have some; there are no others."""
     made = [Client(server) for _ in range(40)]
     for client in made:
         assert client.get("/v0/health").status == 200
@@ -110,7 +110,7 @@ def test_what_one_front_wrote_every_front_reads(server: Server, clients: list[Cl
 def test_a_front_s_death_is_not_the_other_s(server: Server, clients: list[Client]) -> None:
     fronts = fronts_of(server)
     doomed, survivor = fronts["front 0"], fronts["front 1"]
-    # A connection of the start, which is not one of these, may not be closed at the server's end yet.
+    # A connection from the start, which is not one of these, may still be open on the server's side.
     until(lambda: sum(connections_of(front, server.port) for front in fronts.values()) == len(clients))
     kept = connections_of(survivor, server.port)
     os.kill(doomed, signal.SIGKILL)
@@ -124,21 +124,21 @@ def test_a_front_s_death_is_not_the_other_s(server: Server, clients: list[Client
     assert (served, lost) == (kept, len(clients) - kept)
     until(lambda: server.children().get("front 0") not in (None, doomed))
     assert server.children()["front 1"] == survivor
-    for i in range(20):  # connections go to both again
+    for i in range(20):  # new connections go to both again
         assert server.write("after", i).status in (200, 201)
 
 
 @fault(
     "worker",
     "a worker is killed under several fronts",
-    "every front refuses its topics at once, and serves them again with its successor",
+    "every front refuses its topics at once, and serves them again when it is back",
 )
 def test_a_worker_s_death_is_told_to_every_front(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_FRONTS": "2"})
     made = [Client(server) for _ in range(20)]
 
     def all_refuse() -> bool:
-        """Its successors are killed as well, which start ever later: until one is away for as long as all of these are asked."""
+        """Its successors are killed too, and start later each time: until one is down while all of these are asked."""
         with contextlib.suppress(KeyError, ProcessLookupError):
             os.kill(server.children()["shard 1"], signal.SIGKILL)
         return all(client.get("/readyz").status == 503 for client in made)

@@ -1,7 +1,7 @@
-"""Memory far below data, the short forms of `scripts/soak memory`.
+"""Much more data than memory: the short forms of `scripts/soak memory`.
 
-Goal: what a shard holds follows the number of records and not their bytes, a start reads indexes and no records, and a topic
-at rest costs a few KiB. Method: real processes, and what the kernel counts for them.
+Goal: a shard's memory depends on the number of records and not on their bytes, a start reads indexes and no records, and an idle
+topic takes a few KiB. Method: real processes, and the kernel's figures.
 """
 
 from __future__ import annotations
@@ -20,6 +20,6 @@ def test_two_hundred_thousand_records(tmp_path: Path) -> None:
 
 
 def test_what_a_topic_at_rest_costs(tmp_path: Path) -> None:
-    """A hundred thousand of them have to fit into a GiB, together with the processes themselves."""
+    """A hundred thousand of them, with the processes, have to fit into a GiB."""
     report = many_topics(tmp_path, pick(short=2500, long=5000), shards=1)
     assert report.bytes_per_topic < 8192, report

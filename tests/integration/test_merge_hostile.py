@@ -1,8 +1,8 @@
-"""Whoever has the keys of a job, or can write to staging, and is careless or means harm: over HTTP and in the files, on a real server.
+"""Attacks by a client with a job's keys, or by a process that can write to the staging directory, on merges of a real server.
 
-Goal: each attack gets the documented error and changes nothing: readers see the same, no file of a topic is touched, the server serves on,
-and a job that does it right comes to its end. Method: one server whose topic has cold segments of 10 records; each attack spoils what a
-good job has made, and the worker's process must be the same one at the end.
+Goal: each attack gets the documented error and changes nothing: readers see the same, no file of a topic is touched, the server continues,
+and a correct merge completes. Method: one server whose topic has cold segments of 10 records; each attack manipulates the output of
+a correct job, and the worker must be the same process at the end.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Server]:
-    """For tests after which nothing is as it was."""
+    """A separate server for tests that change it for good."""
     with filled(tmp_path) as found:
         yield found
 
 
 def plan_of(server: Server) -> Any:
-    """The topic's plan, with a lease of ours, whoever had it."""
+    """The topic's plan, with our lease on it, whoever had it before."""
     plan = status(server)["plan"]
     if plan is None or plan["leased_until_ms"] is None:
         return ok(server.post(PLAN, {"lease_ms": 3_600_000}))
-    raise AssertionError("a test has kept its lease")
+    raise AssertionError("an earlier test still holds its lease")
 
 
 def abandon(server: Server, plan: Any) -> Reply:
@@ -90,13 +90,13 @@ def files_of_topics(server: Server) -> dict[str, bytes]:
 
 @pytest.fixture
 def plan(server: Server) -> Iterator[Any]:
-    """A plan that a good job has done. Afterwards nothing has changed, by the same worker, and staging can be emptied."""
+    """A plan whose merge has been done. Afterwards: nothing has changed, the worker is the same, and staging can be emptied."""
     before, files, worker = everything(server), files_of_topics(server), server.pid("shard 0")
     made = plan_of(server)
     merge(server, made)
     yield made
     assert everything(server) == before
-    assert server.pid("shard 0") == worker, "it has died"
+    assert server.pid("shard 0") == worker, "the worker died"
     ok(abandon(server, made))
     assert not (cold(server) / made["staging"]).exists()
     until(lambda: files_of_topics(server) == files)
@@ -134,7 +134,7 @@ def _truncate(path: Path) -> None:
 
 
 def _hard_link(path: Path) -> None:
-    """To an input: nothing may be written through it."""
+    """To an input file: the server must not write through it."""
     name = json.loads((path.parent / "plan.json").read_text())["groups"][0]["inputs"][0]["name"]
     topic = json.loads((path.parent / "plan.json").read_text())["topic_id"]
     path.unlink()
@@ -175,7 +175,7 @@ def test_what_is_no_output_is_refused(server: Server, plan: Any, what: str) -> N
 
 
 def test_links_and_directories_in_staging_lead_nowhere(server: Server, plan: Any) -> None:
-    """Emptying staging removes the links. What they point at is a topic's, or staging itself."""
+    """Emptying staging removes the links, not their targets: a topic's files, or staging itself."""
     staging = cold(server) / plan["staging"]
     (staging / "loop").symlink_to(".")
     (staging / "topic").symlink_to(topic_dir(server))
@@ -230,7 +230,7 @@ def test_bytes_that_change_while_they_are_compared(server: Server, plan: Any) ->
 def test_bodies_that_are_none(server: Server, plan: Any, action: str, body: Any) -> None:
     reply = server.post(PLAN + action.format(id=plan["plan_id"]), body)
     if body == {"target_bytes": -1}:
-        assert reply.status in (400, 409), "clamped, or refused; others have the lease"
+        assert reply.status in (400, 409), "clamped, or refused; another client has the lease"
         return
     refused(reply, 400, "invalid_request")
 
@@ -268,7 +268,7 @@ def test_snapshots_of_others_and_of_nobody(server: Server, plan: Any) -> None:
     for body in ({"ttl_ms": "long"}, {"ttl_ms": 1 << 80}, {"ttl_ms": [1]}):
         refused(server.post("/v0/topics/t/snapshots", body), 400, "invalid_request")
     reply = server.delete(f"/v0/topics/t/snapshots/{pin['snapshot_id']}")
-    assert reply.status in (200, 404), "a second at least, which may be over"
+    assert reply.status in (200, 404), "it lasts at least a second, which may be over"
 
 
 # -- races -------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def at_once(*calls: Callable[[], Reply]) -> list[Reply]:
 
 
 def test_the_whole_way_with_races(own: Server) -> None:
-    """Commits at once have one result; then an erase, a drop and a topic of the same name."""
+    """Concurrent commits have one result; then an erase, a drop and a topic of the same name."""
     server = own
     before = everything(server)
     plan = plan_of(server)
@@ -333,9 +333,9 @@ def test_the_whole_way_with_races(own: Server) -> None:
     ok(dropped)
     assert made.status in (200, 201)
     assert committed.status in (200, 404, 409), committed.body
-    server.put("/v0/topics/t", {"durability": "fsync"})  # unless that came after the drop
+    server.put("/v0/topics/t", {"durability": "fsync"})  # unless the last PUT came after the drop
     ok(server.write("t", "new"))
-    assert commit(server, plan).status == 404, "it was another topic's"
+    assert commit(server, plan).status == 404, "the plan belongs to the dropped topic"
     assert [record["data"] for record in read(server)] == ["new"]
     until(lambda: not list((cold(server) / "staging" / "plans").glob("*/*")))
     until(lambda: not list((cold(server) / "topics").rglob("seg-*")))

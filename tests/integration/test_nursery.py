@@ -1,6 +1,6 @@
-"""Goal: a server that the nursery forks is like one that was started as a program.
+"""Goal: a server that is forked from the nursery behaves like one that is started as a program.
 
-Method: both are started, looked at, refused, stopped and killed.
+Method: both are started, used, refused, stopped and killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_it_is_a_server(start_server: Callable[..., Server], command: tuple[str,
         process.wait(0.01)
     assert server.stop() == 0
     assert process.poll() == 0 == process.wait()
-    process.send_signal(signal.SIGTERM)  # to nobody
+    process.send_signal(signal.SIGTERM)  # has no effect: the process has ended
     assert "stopped" in server.log
 
 

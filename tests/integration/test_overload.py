@@ -1,7 +1,7 @@
-"""Goal: whatever clients do, memory stays bounded and a well-behaved client is served meanwhile.
+"""Goal: whatever clients do, memory stays bounded and a normal client is served meanwhile.
 
-Method: each test does one kind of harm to one real server, uses it normally at the same time, and then asks the kernel
-for the most memory that any of its processes has held (VmHWM, reset before).
+Method: each test puts one kind of load on one real server and uses it normally at the same time, then reads the peak
+memory of all its processes (VmHWM, reset before).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MIB = 1 << 20
 IDLE_CONNECTIONS = 10_000
 FILES_NEEDED = 20_000
 
-# Answers in a front, from docs/limits.md: what clients have not taken, one page beyond it, and what one shard may have
-# sent ahead. Then what the connections themselves and the allocator take.
+# Answers in a front, from docs/limits.md: unsent bytes, one page beyond the limit, and what one shard may have
+# sent ahead. Plus the connections' own memory and the allocator's.
 FRONT_ANSWERS_MIB = 256 + 8 + 88 + 48
 
 
@@ -61,7 +61,7 @@ def bounded(server: Server, most_mib: int) -> Iterator[None]:
     pids = server.children()
     before = {}
     for name, pid in pids.items():
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the high-water mark starts anew
+        Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the high-water mark
         before[name] = kib(pid, "VmRSS")
     yield
     assert server.children() == pids, "a process died"
@@ -70,7 +70,7 @@ def bounded(server: Server, most_mib: int) -> Iterator[None]:
 
 
 def use_normally(server: Server, topic: str, times: int = 60) -> None:
-    """What a well-behaved client does; all of it succeeds."""
+    """The requests of a normal client; all of them succeed."""
     first = server.write(topic, "first")
     assert first.status in (200, 201), first
     for i in range(times):
@@ -88,7 +88,7 @@ def sockets(server: Server, count: int, receive_buffer: int = 0) -> Iterator[lis
 
 
 def connected(server: Server, receive_buffer: int) -> socket.socket:
-    """With a small buffer of this size the kernel holds little for a client that does not read."""
+    """With a receive buffer of this size, so that the kernel buffers little for a client that does not read."""
     if not receive_buffer:
         return server.connect()
     client = socket.socket()
@@ -123,14 +123,14 @@ def status_of(connection: socket.socket) -> int:
 # ---- slow and silent clients
 
 
-@fault("client", "clients send a byte at a time", "others are served, and memory stays bounded")
+@fault("client", "clients send one byte at a time", "others are served, and memory stays bounded")
 def test_senders_of_a_byte_at_a_time(server: Server, topic: str) -> None:
     body = b'{"records":[{"data":"slow"}]}'
     request = head(f"/v0/topics/{topic}-slow", f"Content-Length: {len(body)}") + body
     stop = threading.Event()
 
     def trickle(connections: list[socket.socket]) -> None:
-        for i in range(len(request) - 1):  # never the last byte
+        for i in range(len(request) - 1):  # all but the last byte
             for connection in connections:
                 connection.sendall(request[i : i + 1])
             if stop.is_set():
@@ -147,7 +147,7 @@ def test_senders_of_a_byte_at_a_time(server: Server, topic: str) -> None:
 
 @fault(
     "client",
-    "hundreds of clients connect, send half a request or nothing, and go silent",
+    "hundreds of clients connect, send half a request or nothing, and then nothing more",
     "others are served, and memory stays bounded",
 )
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_half_open_connections(server: Server, topic: str, part: bytes) -> None:
 @fault("client", "ten thousand idle connections", "others are served, and memory stays bounded")
 def test_ten_thousand_idle_connections(server: Server, topic: str) -> None:
     if raise_file_limit() < FILES_NEEDED:
-        pytest.skip(f"NOT TESTED: {IDLE_CONNECTIONS} connections need {FILES_NEEDED} open files")
+        pytest.skip(f"not tested: {IDLE_CONNECTIONS} connections need {FILES_NEEDED} open files")
     with bounded(server, 250), sockets(server, IDLE_CONNECTIONS) as connections:
-        for connection in connections[::100]:  # they are served, wherever they stand in the line
+        for connection in connections[::100]:  # a sample of all of them, old and new
             connection.sendall(head("/v0/health", method="GET"))
             assert status_of(connection) == 200
         use_normally(server, topic)
@@ -205,7 +205,7 @@ def test_an_undeclared_body_is_refused_when_it_gets_too_large(server: Server, to
     def send(_: int) -> int:
         with server.connect() as connection:
             connection.sendall(head(f"/v0/topics/{topic}-chunked", "Transfer-Encoding: chunked"))
-            with contextlib.suppress(OSError):  # it is closed in the middle
+            with contextlib.suppress(OSError):  # the server closes the connection meanwhile
                 for _ in range(100):
                     connection.sendall(chunk)
                     if select.select([connection], [], [], 0)[0]:
@@ -219,7 +219,7 @@ def test_an_undeclared_body_is_refused_when_it_gets_too_large(server: Server, to
 
 
 def push(connection: socket.socket, request: bytes) -> None:
-    """Send what is taken; the server may refuse and close in the middle."""
+    """Send until all is sent, or the server refuses and closes the connection."""
     connection.settimeout(20)
     with contextlib.suppress(OSError):
         connection.sendall(request)
@@ -237,7 +237,7 @@ def hold_half(server: Server, topic: str, count: int, declared: int, sent: int, 
 
 @fault(
     "client",
-    "hundreds of large bodies stop half-way",
+    "hundreds of large bodies stop halfway",
     "further ones are refused, others are served, and memory stays bounded",
 )
 def test_large_bodies_that_stop_half_way(server: Server, topic: str) -> None:
@@ -246,11 +246,11 @@ def test_large_bodies_that_stop_half_way(server: Server, topic: str) -> None:
 
 @fault(
     "client",
-    "hundreds of large bodies stop half-way",
+    "hundreds of large bodies stop halfway",
     "further ones are refused, others are served, and memory stays bounded",
 )
 def test_middling_bodies_that_stop_half_way(server: Server, topic: str) -> None:
-    """Small enough for the fast path, which waits for the whole body in its own buffer."""
+    """Small enough for the fast path, which buffers the whole body."""
     hold_half(server, topic, 800, MIB, MIB - 1, 450)
 
 
@@ -259,7 +259,7 @@ def test_middling_bodies_that_stop_half_way(server: Server, topic: str) -> None:
 
 @pytest.fixture(scope="module")
 def heavy(server: Server) -> str:
-    """A topic whose pages have 8 MiB, and little less when they are compressed."""
+    """A topic whose pages have 8 MiB, compressed or not."""
     noise = random.Random(1)
     for _ in range(9):
         assert server.write("heavy", noise.randbytes(450_000).hex()).status in (200, 201)
@@ -267,7 +267,7 @@ def heavy(server: Server) -> str:
 
 
 def wait_answered(connections: list[socket.socket]) -> None:
-    """Until each of them has something to read."""
+    """Wait until each of them has something to read."""
     waiting = {connection.fileno() for connection in connections}
     poller = select.poll()
     for fd in waiting:
@@ -297,7 +297,7 @@ def never_read(
     most_mib: int,
     refused: bool = False,
 ) -> None:
-    """Writes are served meanwhile, and reads again when these clients are gone."""
+    """Writes are served meanwhile, and reads again once these clients are gone."""
     body = json.dumps({"limit": 1000, "max_batch_bytes": page_bytes}).encode()
     request = head(f"/v0/topics/{heavy}/diff", f"Content-Length: {len(body)}", *headers) + body
     with bounded(server, most_mib), sockets(server, clients, 4096) as connections:
@@ -307,21 +307,21 @@ def never_read(
         if refused:
             until(lambda: is_buffered_full(server.diff(heavy, limit=1)))
         for i in range(100):
-            # On a machine that stands still they may be put off once.
+            # On a stalled machine they may be refused once.
             until(lambda i=i: server.write(topic, i).status in (200, 201))
     until(lambda: server.diff(topic, limit=1).status == 200)
 
 
 @fault(
     "client",
-    "slow consumers: hundreds ask for large pages and never read them",
+    "slow consumers: hundreds request large pages and never read them",
     "further reads are refused with 429 and limit buffered, writes are served, and memory stays bounded",
 )
 @pytest.mark.parametrize("headers", [(), ("X-Not-Plain: 1",)], ids=["plain", "through aiohttp"])
 def test_clients_that_ask_for_much_and_never_read(
     server: Server, heavy: str, topic: str, headers: tuple[str, ...]
 ) -> None:
-    """Each asks for more than its socket's buffers take, so all that a front may hold is held in the end."""
+    """Each requests more than its socket's buffers hold, so that the front's limit is reached in the end."""
     never_read(
         server,
         heavy,
@@ -337,8 +337,8 @@ def test_clients_that_ask_for_much_and_never_read(
 
 @fault(
     "client",
-    "a client asks again and again and never reads",
-    "its requests are not begun any more, and memory stays bounded",
+    "a client sends request after request and never reads",
+    "its requests are not processed any more, and memory stays bounded",
 )
 def test_a_client_that_asks_again_and_again_and_never_reads(server: Server, heavy: str, topic: str) -> None:
     never_read(server, heavy, topic, clients=1, questions=100, page_bytes=8 * MIB, most_mib=300)

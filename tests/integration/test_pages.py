@@ -1,4 +1,4 @@
-"""Every page works when it is pasted: its blocks are run from top to bottom on a real server, and print what it shows."""
+"""The examples of all pages work: their blocks are run from top to bottom on a real server, and print what the page shows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def empty(server: Server) -> None:
 
 
 def with_segments(server: Server) -> None:
-    """A topic with segments in both tiers, as a server has them that has run for a while."""
+    """A topic with segments in both tiers, as on a server that has run for a while."""
     for _ in range(4):
         assert server.write("readings", *range(100)).status in {200, 201}
     assert server.stop() == 0
@@ -51,7 +51,7 @@ PREPARED: dict[str, Callable[[Server], None]] = {
     "docs/storage.md": with_segments,
     "docs/verify.md": with_segments,
 }
-STOPPED = {"docs/verify.md"}  # pages about a server that does not run
+STOPPED = {"docs/verify.md"}  # pages about a stopped server
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the pages need curl")
@@ -79,7 +79,7 @@ def run_page(page: str, server: Server, folder: Path, *, rewrite: bool = False) 
     given = {"TOPICS_URL": f"http://{server.host}:{server.port}", "TOPICS_COLD_DIR": places["/mnt/cold"]}
     runner = PageRunner(folder, places, given)
     try:
-        # From the end, so that lines keep their numbers.
+        # Backwards, so that earlier line numbers stay valid.
         printed = [(block, runner.printed(block)) for block in blocks(page) if rewrite and block.runs]
         for block, text in reversed(printed):
             if block.shown is not None:
@@ -109,14 +109,14 @@ def test_the_script_for_a_web_page_follows(page: str, page_server: Server, tmp_p
     browsers = pytest.importorskip("tests.support.browser")
     program = browsers.program()
     if program is None:
-        pytest.skip("there is no browser")
+        pytest.skip("no browser is installed")
     [script] = [block.text for block in blocks(page) if block.language == "js"]
     empty(page_server)
     page_server.write("orders.eu", {"item": "tea"})
     origin = f"http://{page_server.host}:{page_server.port}"
     with browsers.running(program, tmp_path) as browser, browser.page(f"{origin}/") as tab:
         assert tab.run("document.querySelector('.origin').textContent") == origin, (
-            "the page at / knows where it is"
+            "the page at / shows the server's address"
         )
         tab.run("window.seen = []; console.log = (...words) => { seen.push(words); }; 0")
         tab.run(script)
@@ -168,7 +168,7 @@ def test_a_block_that_cannot_be_right_is_found(language: str, text: str) -> None
 
 if (
     __name__ == "__main__"
-):  # python -m tests.integration.test_pages PAGE ...: put what they print now into these pages
+):  # python -m tests.integration.test_pages PAGE ...: updates these pages with their current output
     for name in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder, running(Path(folder), shards=1) as own:
             (Path(folder) / "page").mkdir()

@@ -1,6 +1,6 @@
-"""Goal: what one worker sends to another arrives, and no answer lies unseen in a socket whose descriptor is silent.
+"""Goal: messages between workers arrive, and no answer is missed in a ZeroMQ socket whose descriptor is edge-triggered.
 
-Method: real ZeroMQ sockets between one PeerSockets and workers made of a bare ROUTER each, with the poll of a worker's loop.
+Method: real ZeroMQ sockets between one PeerSockets and fake workers with a bare ROUTER each, and a poll like that of a worker's loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAIT_MS = 10_000
 
 
 class Workers:
-    """The other workers, and the poll that this one waits in."""
+    """The other workers, and the poll in which this one waits."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Workers:
         self.sockets.set_peers(dict(self.living))
 
     def answer(self, shard: int, *parts: bytes) -> list[bytes]:
-        """Answer the next request; returns what it was."""
+        """Answer the next request; returns the request."""
         peer, *request = self.routers[shard].recv_multipart()
         self.routers[shard].send_multipart([peer, *parts])
         return request
@@ -56,14 +56,14 @@ class Workers:
     def receive(self, shard: int, message: bytes, apart: wire.Buffer | None) -> None:
         self.received.append((shard, message, bytes(apart) if apart is not None else None))
         if message == self.unreadable:
-            raise wire.BadMessage("made up")
+            raise wire.BadMessage("for this test")
 
     def wait_for(self, count: int) -> None:
-        """As the loop waits: a poll only when no socket is yet to be looked at."""
+        """Wait as the worker's loop does: poll only if no socket is marked as unread."""
         while len(self.received) < count:
             if not self.sockets.has_messages:
                 rung = self.poller.poll(WAIT_MS)
-                assert rung, "the descriptor says nothing, and there is something"
+                assert rung, "a message is there, but no descriptor is readable"
                 for fd, _ in rung:
                     self.sockets.readable(fd)
             self.sockets.drain(self.receive)
@@ -93,7 +93,7 @@ def test_a_socket_is_made_for_the_first_message(workers: Workers) -> None:
 
 
 def test_an_answer_that_comes_while_more_is_sent_is_seen(workers: Workers) -> None:
-    """A send takes the news of the descriptor with it."""
+    """A send consumes the descriptor's edge."""
     workers.start(1, 7)
     for i in range(200):
         workers.sockets.send(1, [b"%d" % i])
@@ -102,7 +102,7 @@ def test_an_answer_that_comes_while_more_is_sent_is_seen(workers: Workers) -> No
             workers.wait_for(i)
     workers.wait_for(200)
     assert [message for _, message, _ in workers.received] == [b"to %d" % i for i in range(200)]
-    workers.poller.poll(0)  # the last news are of what was seen
+    workers.poller.poll(0)  # clear the edge of the message that was read
     assert not workers.sockets.has_messages
 
 
@@ -127,7 +127,7 @@ def test_each_incarnation_has_a_socket_of_its_own(workers: Workers) -> None:
     workers.start(1, 9)
     assert not workers.sockets.has_messages
     workers.sockets.send(1, [b"to 9"])
-    assert workers.answer(1, b"9") == [b"to 9"], "what was for another one went with it"
+    assert workers.answer(1, b"9") == [b"to 9"], "messages to the previous incarnation went with its socket"
     workers.wait_for(2)
     workers.stop(1)
     assert workers.poller.poll(0) == []

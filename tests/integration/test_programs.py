@@ -1,6 +1,6 @@
-"""Goal: what only a process of its own can show: what an import brings along, a terminal, stderr, other string hashes.
+"""Goal: behaviour that only a separate process shows: imports, terminals, stderr, other string hashes.
 
-Method: small programs, started by this interpreter.
+Method: small programs, started with this interpreter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def test_the_openapi_document_is_printed() -> None:
 
 
 def test_a_terminal_is_told_what_du_waits_for(data: Path) -> None:
-    """A line that is written over and gone at the end; nothing of it elsewhere."""
+    """A progress line on a terminal, which is erased at the end; none elsewhere."""
     ours, theirs = os.openpty()
     command = ["-m", "topics.cli", "du", str(data), "--json"]
     with os.fdopen(ours, "rb", buffering=0) as screen:
@@ -86,7 +86,7 @@ def test_a_process_logs_to_stderr_without_its_keys() -> None:
     assert "fish" not in done.stderr
     assert "not shown" not in done.stderr
     lines = done.stderr.splitlines()
-    # A pipe is no terminal, so auto means json.
+    # A pipe is not a terminal, so auto means json.
     assert [json.loads(line)["process"] for line in (*lines[:3], *lines[-3:])] == ["test"] * 6
     assert len(lines) > 9
 

@@ -1,4 +1,4 @@
-"""The fast path, aiohttp and HTTP/2: the same request gets the same answer, whichever way it takes."""
+"""The fast path, aiohttp and HTTP/2 give the same answer to the same request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ask:
     path: str
     body: bytes = b""
     headers: list[tuple[str, str]] = field(default_factory=list)
-    hot: bool = False  # takes the fast path, where there is one
+    hot: bool = False  # takes the fast path over HTTP/1
 
     def __str__(self) -> str:
         return f"{self.method} {self.path} {self.headers} {self.body[:60]!r}"
@@ -120,7 +120,7 @@ CORPUS = [
     post(T + "w", gzip.compress(bytes(4 * MIB), mtime=0), JSON, ("Content-Encoding", "gzip"), hot=False),
     post(T + "w", one(), ("Content-Encoding", "br"), hot=False),
     post(T + "w", one(), ("Content-Encoding", "identity"), hot=False),
-    # Writing a body as it is.
+    # Raw bodies.
     post(T + "raw/raw", b"", hot=False),
     post(T + "raw/raw?tag=a.b&node=n&return_seqs=0", b"plain text", FORM, hot=False),
     post(T + "raw/raw", b' {"a" :\n[1]} ', ("Content-Type", "text/plain"), hot=False),
@@ -146,7 +146,7 @@ CORPUS = [
     post(T + "big", BIG, hot=False),
     post(T + "big", {"records": [{"data": "m" * 900_000}]}),
     post(T + "big", {"records": [{"data": "m" * 1_040_000}]}),
-    # Writing what cannot be written.
+    # Invalid writes.
     post(T + "w", b"{"),
     post(T + "w", b""),
     post(T + "w", b"", JSON),
@@ -161,7 +161,7 @@ CORPUS = [
     post(T + "w", b"{}", ("Content-Type", "")),
     post(T + "w", bytes(4 * MIB), hot=False),
     post(T + "w", bytes(2 * MIB), ("Content-Type", "text/plain"), hot=False),
-    # Fields that are not known.
+    # Unknown fields.
     post(T + "w", {**one(delay_ms=5), "nod": "n"}),
     post(T + "w", one(delay_ms=5), STRICT),
     post(T + "w", {**one(), "nod": "n"}, ("topics-strict", " 1 ")),
@@ -282,7 +282,7 @@ CORPUS = [
     other("GET", T + "q/consumers/c/fetch"),
     other("OPTIONS", T + "q/consumers/c"),
     other("DELETE", T + "q/consumers/c"),
-    # Paths and methods that are not there.
+    # Unknown paths and methods.
     other("GET", "/"),
     other("GET", "/", b"", HTML),
     other("HEAD", "/", b"", HTML),
@@ -306,7 +306,7 @@ CORPUS = [
     other("GET", "/readyz"),
     other("GET", "/v0/openapi.json"),
     other("GET", "/v0/openapi.json", b"", ("Accept-Encoding", "gzip")),
-    # Who may.
+    # Authentication and authorization.
     post(T + "w", one(), root=False),
     post(T + "w", b"{", root=False),
     post(T + "w", bytes(2 * MIB), root=False, hot=False),
@@ -340,7 +340,7 @@ OF_THE_CONNECTION = ("date", "content-length", "connection")
 
 
 def steady(reply: Reply) -> bytes:
-    """The body without what time changes."""
+    """The body without times and figures that differ between answers."""
     body = gzip.decompress(reply.body) if reply.headers.get("content-encoding") == "gzip" else reply.body
     if reply.headers.get("content-type") == FRAMES[1]:
         return b"".join(_frames(body))
@@ -367,7 +367,7 @@ def steady_headers(reply: Reply) -> dict[str, str]:
 
 
 class Way:
-    """A client that keeps its connection as long as the server does."""
+    """A client of one protocol that keeps its connection as long as the server does."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -395,7 +395,7 @@ ENVIRONMENT = {"TOPICS_API_KEYS": KEYS, "TOPICS_MAX_BODY_BYTES": str(3 * MIB)}
 
 @pytest.fixture
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
-    """Three that nobody has written to: what a request gets depends on those before it."""
+    """Three empty servers: the answer to a request depends on those before it."""
     slow = {**ENVIRONMENT, "TOPICS_FAST_PATH": "0"}
     servers = [Server(tmp_path_factory.mktemp("way"), each) for each in (ENVIRONMENT, slow, ENVIRONMENT)]
     try:
@@ -426,12 +426,12 @@ def test_the_same_request_gets_the_same_answer(servers: list[Server]) -> None:
     for way in (fast, slow, http2):
         way.close()
     assert statuses >= {200, 201, 204, 400, 401, 403, 404, 405, 409, 413, 415}, (
-        "the corpus has some of everything"
+        "the corpus covers all kinds of answers"
     )
 
 
 def test_hot_requests_take_the_fast_path() -> None:
-    """That a connection does what `read_plain_head` says is seen in `tests/unit/router/connections/test_connection.py`."""
+    """That connections follow `read_plain_head` is tested in `tests/unit/router/connections/test_connection.py`."""
     for ask in CORPUS:
         plain = read_plain_head(ask.raw)
         assert (plain is not None and plain.body_len <= FAST_BODY_MAX) == ask.hot, ask
@@ -455,7 +455,7 @@ def bare(ask: Ask) -> bytes:
 
 
 def random_step(chance: random.Random) -> Step:
-    """A request whose answer names a topic that no other request has."""
+    """A request whose answer contains a topic name that is unique to it."""
     name = f"order-{next(_numbers)}"
     kind = chance.choice(("write", "write", "diff", "poll", "put", "get", "odd", "chunked", "big", "head"))
     match kind:
@@ -463,7 +463,7 @@ def random_step(chance: random.Random) -> Step:
             return Step(bare(post(T + name, one())), name, (201,))
         case "diff":
             return Step(bare(post(T + name + "/diff")), name, (404,))
-        case "poll":  # waits on a topic that is there, longer than what comes behind it takes
+        case "poll":  # on an existing topic, and longer than the requests after it take
             body = {"from_seq": 1, "wait_ms": chance.choice((5, 40))}
             make = bare(post(T + name, one()))
             return Step(make + bare(post(T + name + "/diff", body)), name, (201, 200))
@@ -499,7 +499,7 @@ def test_pipelined_answers_come_in_order(shared_server: Server, seed: int) -> No
     steps = [random_step(chance) for _ in range(50)]
     stream = b"".join(step.data for step in steps)
     client = RawClient(shared_server)
-    with ThreadPoolExecutor(1) as threads:  # sending must not wait for reading
+    with ThreadPoolExecutor(1) as threads:  # send and read concurrently
         sending = threads.submit(send_in_parts, client, stream, chance, seed)
         check_order(client, steps)
         sending.result()
@@ -527,7 +527,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.mark.parametrize("index", range(0, len(CORPUS), 9))
 def test_a_request_in_two_parts(server: Server, index: int) -> None:
-    """Every cut is tried without sockets in `tests/unit/router/connections/test_connection.py`; these are some with one."""
+    """All cuts are tested without sockets in `tests/unit/router/connections/test_connection.py`; these are some with sockets."""
     ask, chance = CORPUS[index], random.Random(index)
     whole = Way(server).ask(ask)
     for _ in range(3):
@@ -537,5 +537,5 @@ def test_a_request_in_two_parts(server: Server, index: int) -> None:
         time.sleep(0.003)
         client.send(ask.raw[at:])
         reply = client.read(with_body=ask.method != "HEAD")
-        assert reply.status in (whole.status, 200), ask  # the second write to a topic did not create it
+        assert reply.status in (whole.status, 200), ask  # 200: the second write did not create the topic
         client.close()

@@ -1,7 +1,7 @@
-"""Goal: many workers share one queue, some die with jobs in their hands, and every job is finished.
+"""Goal: many workers share one queue, some stop while they hold jobs, and every job is finished exactly once.
 
-Method: fifty threads claim and ack over HTTP like any client; every few jobs one dies: it forgets what it has, and another
-takes its place. What was acked is counted outside of the server: no job twice, none missing, none held by two at a time.
+Method: fifty threads claim and ack over HTTP; every few jobs one of them abandons its jobs and continues as
+a new worker. Acks are counted in the test: no job twice, none missing, none leased to two workers at a time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ DEATHS = pick(short=16, long=80)
 
 @dataclass
 class Floor:
-    """What all workers have done, and who holds what by their own account."""
+    """Shared record of all workers: acks, and which worker holds which lease."""
 
     acked: Counter[int] = field(default_factory=Counter)
-    held: dict[int, tuple[str, Json]] = field(default_factory=dict)  # by seq: who, and what it was handed
-    deliveries: dict[int, list[int]] = field(default_factory=dict)  # by seq: the numbers of its deliveries
+    held: dict[int, tuple[str, Json]] = field(default_factory=dict)  # by seq: the node and its claimed job
+    deliveries: dict[int, list[int]] = field(default_factory=dict)  # by seq: the delivery counts
     faults: list[Any] = field(default_factory=list)
     deaths: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -46,9 +46,9 @@ class Floor:
             self.deliveries.setdefault(seq, []).append(job["deliveries"])
             name, held = self.held.get(seq, ("", {"deliveries": 0, "deadline": 0}))
             if held["deliveries"] > job["deliveries"]:
-                return  # a thread that has slept over its lease
-            # The claim was answered after it was asked: a lease that held until then overlaps for certain only if it
-            # ends after the answer came.
+                return  # the lease had expired before this thread ran again
+            # The claim was executed some time after it was asked: leases certainly overlap only if the other one ends after
+            # this answer arrived.
             if held["deadline"] > time.time() * 1000 + 50:
                 self.faults.append(("two holders", seq, name, held, node, asked_ms))
             self.held[seq] = (node, job)
@@ -81,7 +81,7 @@ class Worker(threading.Thread):
             self.floor.faults.append(repr(error))
 
     def live(self) -> None:
-        """One life of a worker, under a name of its own."""
+        """The life of one worker, under its own node name."""
         self.lives += 1
         node = f"{self.name}.{self.lives}"
         connection = http.client.HTTPConnection(self.server.host, self.server.port, timeout=60)
@@ -98,7 +98,7 @@ class Worker(threading.Thread):
             connection.close()
 
     def settle(self, connection: http.client.HTTPConnection, node: str, jobs: list[Json]) -> None:
-        """Ack most, give some back, as a worker with two outcomes does."""
+        """Ack most jobs and nack some."""
         good = [job for job in jobs if self.rng.random() > 0.05]
         bad = [job for job in jobs if job not in good]
         for verb, some in (("nack", bad), ("ack", good)):
@@ -144,17 +144,17 @@ def test_fifty_workers_with_deaths_finish_every_job(
     assert not floor.faults, floor.faults[:5]
     assert floor.acked == Counter(range(1, JOBS + 1)), "each job is acked exactly once"
     assert counts(server, "jobs") == {"ready": 0, "in_flight": 0, "dead_lettered": 0}
-    assert floor.deaths >= DEATHS / 4, "hardly anybody died"
+    assert floor.deaths >= DEATHS / 4, "too few workers died"
     wrong = {
         seq: found for seq, found in floor.deliveries.items() if sorted(found) != [*range(1, len(found) + 1)]
     }
-    assert not wrong, "deliveries are counted"
+    assert not wrong, "delivery counts are wrong"
     again = sum(len(found) - 1 for found in floor.deliveries.values())
     print(f"{again} redeliveries, {min(floor.deaths, DEATHS)} deaths")
 
 
 def test_coalesced_claims_keep_all_workers_busy(start_server: Callable[..., Server]) -> None:
-    """Twenty workers that ask for everything: each window gives each of them about the same."""
+    """Twenty workers that claim everything: each window divides the jobs about evenly."""
     server = start_server()
     make_queue(server, "jobs", claim_jitter_ms=250, lease_ms=60_000)
     shares: Counter[str] = Counter()
@@ -179,5 +179,5 @@ def test_coalesced_claims_keep_all_workers_busy(start_server: Callable[..., Serv
         thread.join(60)
         assert not thread.is_alive()
     assert sum(shares.values()) == 2000
-    assert len(shares) == 20, "somebody got nothing"
+    assert len(shares) == 20, "a worker got no job"
     assert max(shares.values()) <= 2000 / 20 * 4, shares

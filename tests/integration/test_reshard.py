@@ -1,8 +1,8 @@
-"""Goal: a server that is started with another number of shards serves what the one before did, whoever was killed meanwhile.
+"""Goal: a server that is started with another number of shards serves everything that the one before did, also if it was killed meanwhile.
 
-Method: one server is filled through HTTP with records, jobs under leases, consumers, routers, watch sessions and keys, and is
-then started with 5, 1 and 3 shards; clients go on with what they hold. The process that makes the change is killed at named
-places of its work, with the supervisor and alone, and the next start must find everything.
+Method: one server is filled over HTTP with records, leased jobs, consumers, routers, watch sessions and idempotency keys, and is
+then started with 5, 1 and 3 shards; clients continue with their leases and cursors. The resharding process is killed at named
+points, alone and together with the supervisor, and the next start must find everything.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEASE_MS = 600_000
 
 
 def fill(server: Server) -> dict[str, Any]:
-    """Something of everything; what clients hold of it."""
+    """Use all features; returns what clients hold: leases, cursors, ids."""
     for i, topic in enumerate(TOPICS):
         durability = ("fsync", "disk", "memory")[i % 3]
         ok(
@@ -55,7 +55,7 @@ def fill(server: Server) -> dict[str, Any]:
     for i in range(4):
         ok(server.write(f"p.{i}", "a", "b"), 201)
     ok(server.write("t0", "copied"))
-    assert len(data_of(server, "everything")) == 8  # a read catches up
+    assert len(data_of(server, "everything")) == 8  # a read waits for the routers
     session = watch(server, {"t1": {"from_seq": 0}}, limit=10)
     stream = open_stream(server, session)
     seen = stream.until_caught_up(1)
@@ -65,7 +65,7 @@ def fill(server: Server) -> dict[str, Any]:
 
 
 def picture(server: Server) -> Json:
-    """What readers see, without what a restart may change: when something was last read."""
+    """What readers see, except times of the last read, which a restart may change."""
     rows = ok(server.get("/v0/topics?limit=1000"))["topics"]
     found: Json = {
         "topics": [(row["topic"], row["count"], row["head_seq"], row["earliest_seq"]) for row in rows]
@@ -108,7 +108,7 @@ def test_two_five_one_three(start_server: Callable[..., Server]) -> None:
 
 
 def go_on(server: Server, held: dict[str, Any]) -> None:
-    """Clients use what they have."""
+    """Clients continue with their leases, cursors and keys."""
     mine = held["jobs"]
     assert not set(queue_client.seqs_of(queue_client.claim(server, "jobs", 10))) & set(
         queue_client.seqs_of(mine)
@@ -128,7 +128,7 @@ def go_on(server: Server, held: dict[str, Any]) -> None:
     frames = stream.until_caught_up(1)
     stream.close()
     records = [record for frame in frames if frame.event == "record" for record in frame.data["records"]]
-    assert [record["$seq"] for record in records] == [31], "the session went on where it was"
+    assert [record["$seq"] for record in records] == [31], "the session continued at its cursor"
 
 
 def verified(server: Server) -> int:
@@ -142,7 +142,7 @@ def verified(server: Server) -> int:
 
 @pytest.fixture(scope="module")
 def stopped_copy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Json]:
-    """A data directory that was filled and stopped, to be copied, and its picture."""
+    """A data directory of a stopped server, to be copied, and its picture."""
     folder = tmp_path_factory.mktemp("filled")
     server = Server(folder).start()
     try:
@@ -161,7 +161,7 @@ def copy_of(filled: Path, folder: Path) -> Server:
 
 
 def start_to_fail(server: Server, shards: int) -> int:
-    """A start that ends by itself; its exit code."""
+    """Start a server that fails; its exit code."""
     server.shards = shards
     with pytest.raises(AssertionError, match="the server ended with"):
         server.start()
@@ -182,8 +182,8 @@ PLACES = [
 
 @fault(
     "layout",
-    "the process that changes the number of shards is killed, anywhere",
-    "the server ends with exit code 1; the next start goes on, with this number or with the old one",
+    "the process that changes the number of shards is killed at any point",
+    "the server ends with exit code 1; the next start continues, with this number or the old one",
 )
 @pytest.mark.parametrize("place", range(0, len(PLACES), pick(short=3, long=1)))
 def test_the_change_is_killed(stopped_copy: tuple[Path, Json], tmp_path: Path, place: int) -> None:
@@ -204,7 +204,7 @@ def test_the_change_is_killed(stopped_copy: tuple[Path, Json], tmp_path: Path, p
 
 
 def start_paused(server: Server, folder: Path, place: str, shards: int) -> int:
-    """Start; the change stands still at this place. Its pid."""
+    """Start the server and pause the resharding process at this point; its pid."""
     (folder / "points" / "points").write_text(f"{place} pause shard=1000\n")
     server.shards = shards
     environment = {**os.environ, **dict(server.environment)}
@@ -224,7 +224,7 @@ def start_paused(server: Server, folder: Path, place: str, shards: int) -> int:
 @fault(
     "supervisor",
     "killed while the number of shards is changed",
-    "the process that changes it ends with it, and the next start goes on",
+    "the process that changes it ends too, and the next start continues",
 )
 @pytest.mark.parametrize(
     "place",
@@ -235,7 +235,7 @@ def test_the_supervisor_is_killed(stopped_copy: tuple[Path, Json], tmp_path: Pat
     server = copy_of(filled, tmp_path)
     pid = start_paused(server, tmp_path, place, 3)
     try:
-        assert not (tmp_path / "port").exists(), "the port is not told before the shards are there"
+        assert not (tmp_path / "port").exists(), "the port file is written only after resharding"
         assert server.process is not None
         server.process.kill()
         server.process.wait()
@@ -251,7 +251,7 @@ def test_the_supervisor_is_killed(stopped_copy: tuple[Path, Json], tmp_path: Pat
 @fault(
     "supervisor",
     "SIGTERM while the number of shards is changed",
-    "it stops with exit code 0; the next start goes on, with this number or with the old one",
+    "it stops with exit code 0; the next start continues, with this number or the old one",
 )
 def test_a_stop_meanwhile(stopped_copy: tuple[Path, Json], tmp_path: Path) -> None:
     filled, before = stopped_copy
@@ -277,7 +277,7 @@ def test_a_stop_meanwhile(stopped_copy: tuple[Path, Json], tmp_path: Path) -> No
 @fault(
     "layout",
     "the disk is full while the number of shards is changed",
-    "refused with exit code 2 and the number that starts without a change",
+    "refused with exit code 2 and the number of shards with which it starts without a change",
 )
 def test_a_full_disk_is_refused(stopped_copy: tuple[Path, Json], tmp_path: Path) -> None:
     filled, before = stopped_copy
@@ -306,7 +306,7 @@ def test_a_damaged_shard_is_refused_by_name(stopped_copy: tuple[Path, Json], tmp
 
 
 def test_repair_after_a_change(stopped_copy: tuple[Path, Json], tmp_path: Path) -> None:
-    """Topics that came from another shard are found again by a repair that has no snapshot to go by."""
+    """Topics that came from another shard are found by a repair without any snapshot."""
     filled, before = stopped_copy
     server = copy_of(filled, tmp_path)
     server.shards = 3
@@ -315,7 +315,7 @@ def test_repair_after_a_change(stopped_copy: tuple[Path, Json], tmp_path: Path) 
     meta = server.data_dir / "layout-2" / "shard-01" / "meta"
     for snapshot in meta.glob("snap-*"):
         data = bytearray(snapshot.read_bytes())
-        data[-20] ^= 1  # in the last row; the first ones can still be read
+        data[-20] ^= 1  # in the last row; the others can still be read
         snapshot.write_bytes(data)
     done = call(verify.main, "--repair", server.data_dir)
     assert done.returncode == 0, done.stdout + done.stderr

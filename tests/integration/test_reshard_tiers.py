@@ -1,7 +1,7 @@
-"""A real server with a cold directory whose number of shards changes, with that directory there and not.
+"""Changing the number of shards of a real server with a cold directory, while that directory is mounted and not.
 
-Goal: every record is read as before, the metrics of the tiers add up as before, nothing in the cold directory is
-touched, and `topics verify` finds both tiers sound; jobs and producers that are at work go on with the new owners. Method: segments of
+Goal: every record is read as before, the metrics of the tiers add up to the same, nothing in the cold directory
+changes, and `topics verify` passes both tiers; merges and transactions in progress continue with the new owners. Method: segments of
 10 records, all but the open ones cold; 2, 5 and 1 shards.
 """
 
@@ -30,7 +30,7 @@ COUNT = 45
 
 
 def cold_files(server: Server) -> dict[str, bytes]:
-    """Those of segments: manifests, which list them, are written some time after a move."""
+    """Files of segments; manifests are left out, because they are updated some time after a relocation."""
     root = server.folder / "cold" / "topics"
     files = [path for path in root.rglob("*") if path.is_file() and not is_manifest_file(path.name)]
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
@@ -68,9 +68,9 @@ def verified(server: Server) -> Any:
 @fault(
     "disk",
     "the cold tier is not mounted while the number of shards is changed",
-    "the number is changed; records of that tier are 503 until it is back, and then read as before",
+    "the number is changed; records of that tier get 503 until it is back, and are then read as before",
 )
-# Without it in between everything happens that happens with it, and more.
+# The long form: without the directory happens all that happens with it, and more.
 @pytest.mark.parametrize("is_there", [False, True][: pick(short=1, long=2)], ids=str)
 def test_two_five_one(tmp_path: Path, is_there: bool) -> None:
     environment = {
@@ -122,7 +122,7 @@ def test_jobs_and_producers_go_on(tmp_path: Path) -> None:
         ok(server.write("t", *range(4500)), 200)
         restart(server, 2)
         until(lambda: metric(server, "topics_relocations_total") == 4)
-        restart(server, 2)  # from its last snapshot on they are cold, whenever the kill comes
+        restart(server, 2)  # its last snapshot says that they are cold, whenever the kill comes
         pin = ok(server.post("/v0/topics/t/snapshots"))
         plan = ok(server.post("/v0/topics/t/consolidation"))
         Merger(LocalSegmentStore(plan["cold_dir"], 99), plan).run()

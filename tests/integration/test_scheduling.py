@@ -1,8 +1,8 @@
-"""Goal: on a real server that owes more than it can send, one topic of high priority and thousands of low ones share eight to one.
+"""Goal: when a server owes more copies than it can send, one topic of high priority gets eight turns for each turn of thousands of low ones.
 
-Method: sources lie on one shard, all that they are copied to on another one, which stands still (SIGSTOP) until everything is
-owed. As many batches as may be are then on their way, of low topics, and all others wait for their turn. When the shard goes
-on the order in which copies arrive is the order in which they were sent, and it is read from the copies' times.
+Method: sources are on one shard, all their dests on another one, which is stopped (SIGSTOP) until all copies are
+owed. By then the maximum number of batches is in flight, of low topics, and all others wait. When the shard
+continues, copies arrive in the order in which they were sent, which is read from the copies' times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARE = 8
 WRITERS = 4
 LOW = {"priority": -1000}
 ANSWERED = b"HTTP/1.1 20"
-GROWN_OLD_S = 9.0  # after 10 s of waiting also the lowest topic is in the top band
+GROWN_OLD_S = 9.0  # after 10 s of waiting the lowest topic is in the top band, too
 
 
 def names_on(shard: int, stem: str) -> Iterator[str]:
@@ -51,7 +51,7 @@ def times(server: Server, topic: str) -> list[int]:
 
 
 def write_each(server: Server, topics: list[str]) -> None:
-    """One record each, all on one connection, without waiting for answers in between."""
+    """Write one record each, pipelined on one connection."""
     body = json.dumps({"records": [{"data": 1}], "config": LOW})
     head = f"HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     requests = "".join(f"POST /v0/topics/{topic} {head}{body}" for topic in topics).encode()
@@ -96,7 +96,7 @@ def test_one_high_topic_and_thousands_of_low_ones_share_eight_to_one(
     finally:
         os.kill(stalled, signal.SIGCONT)
     if time.monotonic() - began > GROWN_OLD_S:
-        pytest.skip("this machine is so slow that low topics have grown old meanwhile")
+        pytest.skip("this machine is so slow that the low topics were promoted meanwhile")
     until(lambda: copies_waiting(server) == 0)
     low_times = times(server, all_lows)
     assert len(low_times) == 2 * LOW_TOPICS

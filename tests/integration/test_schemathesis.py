@@ -1,7 +1,7 @@
-"""Goal: the server does what its own OpenAPI document says, also when asked oddly.
+"""Goal: the server behaves as its OpenAPI document says, also for invalid requests.
 
-Method: schemathesis reads the document, makes requests from it, good and bad ones, and checks each
-answer against it: no 5xx, no status, header or body that is not in the document, nothing malformed accepted.
+Method: schemathesis generates valid and invalid requests from the document and checks each
+answer against it: no 5xx, no undocumented status, header or body, nothing malformed accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.protocols.http.openapi.document import document
 if TYPE_CHECKING:
     from schemathesis import BaseSchema
 
-# What never ends cannot be checked as an answer: the tests of watching do that.
+# Streams have no end and cannot be checked as one answer: the tests of watching do that.
 ENDLESS = {
     "/v0/watch/{wid}",
     "/v0/ws",
@@ -39,7 +39,7 @@ OPERATIONS = [
 
 @cache
 def schema() -> BaseSchema:
-    """schemathesis is imported here and its pytest plugin is off: only the process that runs these tests pays for them."""
+    """schemathesis is imported only here, and its pytest plugin is off: only the process that runs these tests pays for it."""
     import schemathesis
 
     return schemathesis.openapi.from_dict(document(topics.__version__))
@@ -58,7 +58,7 @@ def test_the_document_is_kept(method: str, path: str, shared_server: Server) -> 
     from schemathesis import GenerationMode
     from schemathesis.specs.openapi import checks
 
-    # By design: what exceeds a limit is often clamped, what a query cannot mean counts as absent, and `5.0` is no integer.
+    # By design some violations are accepted: values beyond a limit are often clamped, invalid query values count as absent, and `5.0` is no integer.
     strictness = [checks.negative_data_rejection, checks.positive_data_acceptance]
     operation = schema()[path][method]
     modes = (
@@ -78,7 +78,7 @@ def test_the_document_is_kept(method: str, path: str, shared_server: Server) -> 
     def ask(case: Any) -> None:
         for fields in (case.body, case.query):
             if isinstance(fields, dict):
-                fields.pop("wait_ms", None)  # a long poll waits for what nobody writes
+                fields.pop("wait_ms", None)  # a long poll would wait for a record that is never written
         address = f"http://{shared_server.host}:{shared_server.port}"
         case.call_and_validate(base_url=address, timeout=120, excluded_checks=strictness)
         if path == "/v0/routers/{router}":  # a pattern would copy the topics of other tests

@@ -1,6 +1,6 @@
-"""Requests that two readers could understand differently: refused with 400, the connection closed, nothing carried out.
+"""Request smuggling: requests that two parsers could read differently are refused with 400, the connection is closed, nothing is executed.
 
-Whatever is malformed here must not be plain either, so the fast path never sees it. The last part is about connections
+A malformed request must not qualify for the fast path. The last part tests connections
 that end early, late or not at all.
 """
 
@@ -24,7 +24,7 @@ BODY = b'{"records":[{"data":1}]}'
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 JSON = b"Content-Type: application/json\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
-# What must not be carried out, wherever it hides.
+# A request that must never be executed, wherever it is hidden.
 HIDDEN = b"POST /v0/topics/hidden HTTP/1.1\r\nHost: x\r\n" + JSON + LENGTH + b"\r\n" + BODY
 
 
@@ -56,7 +56,7 @@ MALFORMED = {
     "length and chunked": request(CHUNKED, body=b"0\r\n\r\n" + HIDDEN),
     "chunked and length": request(length=CHUNKED + LENGTH, body=b"0\r\n\r\n" + HIDDEN),
     "length 0 and chunked": request(CHUNKED, length=b"Content-Length: 0\r\n", body=WHOLE),
-    # Lengths that are none.
+    # Invalid lengths.
     "length +": request(length=b"Content-Length: +24\r\n"),
     "length -": request(length=b"Content-Length: -24\r\n"),
     "length with a blank": request(length=b"Content-Length: 2 4\r\n"),
@@ -194,7 +194,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def ask(server: Server, data: bytes) -> list[RawReply]:
-    """All answers to these bytes, up to the server's closing of the connection."""
+    """All answers to these bytes, until the server closes the connection."""
     client = RawClient(server, timeout_s=PATIENCE_S)
     try:
         client.send(data)
@@ -218,7 +218,7 @@ def check_untouched(server: Server) -> None:
 @fault(
     "request",
     "a malformed or ambiguous HTTP/1.1 request",
-    "400 and the end of the connection; nothing is carried out",
+    "400 and the connection is closed; nothing is executed",
 )
 @pytest.mark.parametrize("name", MALFORMED)
 def test_malformed_requests_are_refused(server: Server, name: str) -> None:
@@ -233,7 +233,7 @@ def test_malformed_requests_are_refused(server: Server, name: str) -> None:
 @fault(
     "request",
     "a request line, URL or header larger than the limit",
-    "431 and the end of the connection",
+    "431 and the connection is closed",
 )
 @pytest.mark.parametrize("name", TOO_LARGE)
 def test_heads_that_are_too_large_are_refused(server: Server, name: str) -> None:
@@ -249,7 +249,7 @@ def test_heads_that_are_too_large_are_refused(server: Server, name: str) -> None
 @pytest.mark.parametrize("method", [b"FROB", b"post", b"M-SEARCH", b"TRACE", b"POSTS", b"PRI"])
 @pytest.mark.parametrize("headers", [b"", b"Connection: keep-alive\r\n"])
 def test_unknown_methods_end_the_connection(server: Server, method: bytes, headers: bytes) -> None:
-    """Others may know them, and what follows: so nothing does."""
+    """Another server may know the method, and what follows it: so nothing after it is read."""
     line = method + b" /v0/topics/victim HTTP/1.1\r\n"
     [reply] = ask(server, request(headers, line=line) + HIDDEN)
     check_refused(reply, 405)
@@ -260,7 +260,7 @@ def test_unknown_methods_end_the_connection(server: Server, method: bytes, heade
 
 
 def test_malformed_requests_behind_good_ones(server: Server) -> None:
-    """Whichever way the request before took, the next one is read with the same care."""
+    """Whichever parser read the request before, the next one is checked in the same way."""
     good = [
         b"POST /v0/topics/none/diff HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
         b"GET /v0/topics/none HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -278,7 +278,7 @@ def test_malformed_requests_behind_good_ones(server: Server) -> None:
 
 
 def test_malformed_requests_byte_by_byte(server: Server) -> None:
-    """The verdict does not depend on how much of it arrived at once."""
+    """The result does not depend on how much arrives at once."""
     for data in list(MALFORMED.values())[::6]:
         client = RawClient(server, timeout_s=PATIENCE_S)
         for i in range(min(len(data), 400)):
@@ -383,7 +383,7 @@ def test_expect_continue(server: Server, topic: str) -> None:
     assert client.read().status == 201
     client.send(write(topic))
     assert client.read().status == 200
-    # One that is refused gets no 100, and its body may or may not follow.
+    # A refused request gets no 100, and its body may or may not follow.
     client.send(whole.replace(b"application/json", b"text/plain")[: -len(BODY)])
     reply = client.read()
     assert reply.status == 415 and reply.headers["connection"] == "close"
@@ -422,13 +422,15 @@ def test_chunked_requests_keep_the_connection(server: Server, topic: str) -> Non
 # -- bodies that are not taken -----------------------------------------------------------------------------
 
 
-@fault("request", "a body larger than the limit on a kept connection", "413 and the end of the connection")
+@fault(
+    "request", "a body larger than the limit on a persistent connection", "413 and the connection is closed"
+)
 def test_too_large_a_body_ends_the_connection(server: Server, topic: str) -> None:
     head = b"POST /v0/topics/%b HTTP/1.1\r\nHost: x\r\n%b" % (topic.encode(), JSON)
     size = 3 << 20
-    [reply] = ask(server, head + b"Content-Length: %d\r\n\r\n" % size)  # none of it sent
+    [reply] = ask(server, head + b"Content-Length: %d\r\n\r\n" % size)  # without sending the body
     check_refused(reply, 413)
-    # Sent in spite of it: the answer must not be lost to a reset.
+    # The client sends the body all the same: a reset must not destroy the answer.
     for _ in range(5):
         client = RawClient(server)
         try:
@@ -462,7 +464,7 @@ def test_a_refused_small_body_keeps_the_connection(server: Server, topic: str) -
 
 
 def poll(topic: str, wait_ms: int, headers: bytes = b"") -> bytes:
-    """Waits, on a topic with one record."""
+    """A long poll on a topic with one record."""
     body = b'{"from_seq":1,"wait_ms":%d}' % wait_ms
     return b"POST /v0/topics/%b/diff HTTP/1.1\r\nHost: x\r\n%b%bContent-Length: %d\r\n\r\n%b" % (
         topic.encode(),
@@ -512,7 +514,7 @@ def open_sockets(server: Server) -> int:
     return sum(link.startswith("socket:") for link in links)
 
 
-@fault("client", "clients leave their long polls", "the polls are forgotten")
+@fault("client", "clients disconnect during their long polls", "the polls are cancelled")
 def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, topic: str) -> None:
     server.write(topic, 1)
     before = open_sockets(server)
@@ -529,15 +531,15 @@ def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, 
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
         client.close()
     until(lambda: open_sockets(server) <= before)
-    server.diff(topic, from_seq=1, wait_ms=400)  # it outlasts the others, whose answers go nowhere
+    server.diff(topic, from_seq=1, wait_ms=400)  # ends after the others, whose answers are dropped
     assert server.get("/healthz").status == 200
     assert faults(server) == []
 
 
 @fault(
     "client",
-    "a client vanishes in the middle of a body",
-    "nothing is carried out, and nothing is logged as an error",
+    "a client disconnects in the middle of a body",
+    "nothing is executed, and no error is logged",
 )
 def test_clients_that_leave_in_a_body_are_no_error(server: Server, topic: str) -> None:
     before = open_sockets(server)
@@ -568,7 +570,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.close()
 
 
-@fault("client", "a connection stays silent", "it is closed in time; one that waits for an answer is not")
+@fault("client", "a connection is idle", "it is closed after a timeout, unless it waits for an answer")
 def test_idle_connections_are_closed(hasty: Server, topic: str) -> None:
     clients = []
     for data in (b"", write(topic), b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
@@ -596,7 +598,11 @@ def test_a_long_poll_is_not_idle(hasty: Server, topic: str) -> None:
         client.close()
 
 
-@fault("client", "a client sends half a request and goes silent", "408 in time, and the connection is closed")
+@fault(
+    "client",
+    "a client sends half a request and then nothing",
+    "408 after a timeout, and the connection is closed",
+)
 def test_requests_that_do_not_come_are_answered_with_408(hasty: Server, topic: str) -> None:
     parts = [
         b"P",
@@ -627,7 +633,7 @@ def rss_bytes(pid: int) -> int:
     return int(text.partition("VmRSS:")[2].split()[0]) * 1024
 
 
-@fault("client", "a client takes nothing of its answer any more", "it is cut; a slow one is not")
+@fault("client", "a client stops reading its answer", "its connection is cut; a slow one is not")
 def test_a_client_that_reads_nothing_is_bounded_and_cut(hasty: Server, topic: str) -> None:
     hasty.write(topic, *["x" * 500_000] * 6)
     body = b'{"max_batch_bytes":8388608}'
@@ -653,7 +659,7 @@ def test_a_client_that_reads_nothing_is_bounded_and_cut(hasty: Server, topic: st
 
 
 def test_more_than_the_buffer_takes_is_pipelined(server: Server, topic: str) -> None:
-    """The first request waits; what is sent behind it fills the buffer, and all of it is answered in the end."""
+    """The first request waits; the ones after it fill the buffer, and all are answered in the end."""
     server.write(topic, 1)
     one = poll(topic, 0)
     count = 2 * READ_AHEAD_MAX // len(one)
@@ -667,7 +673,7 @@ def test_more_than_the_buffer_takes_is_pipelined(server: Server, topic: str) -> 
 
 
 def test_the_lingering_ends(server: Server) -> None:
-    """A client that keeps sending after its refusal is not listened to for long."""
+    """A client that keeps sending after a refusal is read only for a short time."""
     client = RawClient(server)
     client.send(b"GARBAGE\r\n")
     check_refused(client.read())
@@ -697,6 +703,6 @@ def test_draining_lets_open_requests_end(start_server: Callable[..., Server], to
     assert server.stop() == 0
     for client in clients:
         [reply] = client.read_all()
-        check_refused(reply, 503)  # it has not waited for the polls to end
+        check_refused(reply, 503)  # without waiting for the polls to end
         assert reply.error["code"] == "shutting_down"
         client.close()

@@ -1,6 +1,6 @@
-"""Goal: one trace goes from a program's span over its write and the server to whoever works on the record; and nothing traces unasked.
+"""Goal: one trace connects a program's span, its write, the server and the worker that processes the record; tracing is off by default.
 
-Method: a real server and a real program, each with the OpenTelemetry SDK, and a collector that takes their spans over OTLP.
+Method: a real server and a real program, each with the OpenTelemetry SDK, and a collector that receives their spans over OTLP.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOON = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
 
 @pytest.fixture(scope="module", params=["blocking", "asyncio"])
 def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OtlpReceiver, Any]]:
-    """What the collector got, and what the program printed."""
+    """The collector's spans, and the output of the program."""
     with collecting() as receiver:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, **SOON}
         with running(tmp_path_factory.mktemp("traced"), environment=environ) as server:
@@ -40,7 +40,7 @@ def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
             )  # fmt: skip
             assert program.returncode == 0, program.stderr
             assert server.stop() == 0
-        # Both have ended, and have sent all they had.
+        # Both have ended, and have sent all their spans.
         yield receiver, json.loads(program.stdout)
 
 
@@ -52,18 +52,18 @@ def test_a_trace_from_the_span_of_a_program_to_its_worker(told: tuple[OtlpReceiv
     assert publish.trace_id == process.trace_id == order.trace_id
     assert (publish.kind, receive.kind, process.kind) == (PRODUCER, CLIENT, CONSUMER)
     assert receive.links == [publish.span_id]
-    # What the handler wrote belongs to it, too, and so does what is done with that.
+    # The records that the handler wrote belong to the trace, too, and so does their processing.
     done, later = receiver.one("publish done"), receiver.one("read later")
     assert (done.parent_id, later.parent_id) == (process.span_id, done.span_id)
     assert later.trace_id == order.trace_id
-    assert process.is_error  # it gave up
+    assert process.is_error  # the handler gave up
 
 
 def test_records_carry_it(told: tuple[OtlpReceiver, Any]) -> None:
     receiver, printed = told
     (done,) = printed["done"]
     assert ids_in(done) == ids_of(receiver.one("publish done"))
-    # A producer's records: each that of its own sender.
+    # Each record of a batching producer has the trace of its own send().
     batched, in_none = printed["batched"]
     assert ids_in(batched) == ids_of(receiver.one("many"))
     assert in_none is None

@@ -1,7 +1,7 @@
-"""Goal: the supervisor keeps its promises about order, addresses, restarts, signals, refusals and exit codes.
+"""Goal: the supervisor starts and stops its children in order, restarts them, and handles addresses, signals, refusals and exit codes.
 
-Method: it runs as a real process over small real children (tests/support/fake_child.py) that write
-down what they see. Tests wait for conditions, never for time.
+Method: it runs as a real process over small fake children (tests/support/fake_child.py) that record
+what they are told. Tests wait for conditions, never for time.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Entry = dict[str, Any]
 
 
 def until(question: Callable[[], Any], what: str) -> Any:
-    """The first true answer."""
+    """The first true result."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         if answer := question():
             return answer
         time.sleep(0.01)
-    raise AssertionError(f"in {DEADLINE_S} s there was no {what}")
+    raise AssertionError(f"not within {DEADLINE_S} s: {what}")
 
 
 def is_alive(pid: int) -> bool:
-    """Running, or not yet reaped by us; a zombie of another parent is gone."""
+    """Running, or our own zombie; a zombie of another parent does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):
@@ -56,7 +56,7 @@ def is_alive(pid: int) -> bool:
 
 
 class Server:
-    """One supervisor with fake children; `start` may be called again after an end."""
+    """One supervisor with fake children; after its end `start` may be called again."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.data = tmp_path / "deep" / "data"
@@ -76,7 +76,7 @@ class Server:
         }
 
     def refused(self, **environ: str) -> tuple[int, str]:
-        """The exit code and the text of a start that does not come to its first child."""
+        """Exit code and output of a start that is refused before the first child."""
         return nursery.refused({**self.environment, **environ})
 
     def start(self, *, as_program: bool = False, **environ: str) -> Server:
@@ -207,7 +207,7 @@ def test_the_port_file_has_the_chosen_port_and_nothing_else(server: Server) -> N
     host, port = server.address()
     assert server.port_file.read_text() == f"{host}:{port}"
     assert port > 0
-    assert stat.S_IMODE(server.port_file.stat().st_mode) == 0o644, "it is for others, unlike the data"
+    assert stat.S_IMODE(server.port_file.stat().st_mode) == 0o644, "other users may read it, unlike the data"
     assert server.who_answers() == server.pids("front")[0]
 
 
@@ -232,7 +232,7 @@ def test_several_fronts_share_one_port(server: Server) -> None:
 # Deaths.
 
 
-@fault("supervisor", "a worker is killed", "everybody is told, and it is replaced")
+@fault("supervisor", "a worker is killed", "all other children are told, and it is restarted")
 def test_a_killed_worker_is_announced_and_replaced(server: Server) -> None:
     server.start().up()
     victim = server.entries("started", "worker")[0]
@@ -245,13 +245,13 @@ def test_a_killed_worker_is_announced_and_replaced(server: Server) -> None:
     old, new = [entry for entry in server.entries("started", "worker") if entry["index"] == lost]
     assert new["spec"]["incarnation"] > old["spec"]["incarnation"]
     assert not Path(old["spec"]["path"]).exists()
-    # Nobody heard of the end before it was complete, and the other worker heard of both as well.
+    # The end was announced only once it was complete, and the other worker was told of both end and restart.
     other = next(entry["pid"] for entry in server.entries("started", "worker") if entry["index"] == kept)
-    until(lambda: server.peers_of(other)[-2:] == [[kept], [0, 1]], "news at the other worker")
+    until(lambda: server.peers_of(other)[-2:] == [[kept], [0, 1]], "peers message at the other worker")
     assert server.stop() == 0
 
 
-@fault("supervisor", "a front is killed", "it is replaced on the same port")
+@fault("supervisor", "a front is killed", "it is restarted on the same port")
 def test_a_killed_front_is_replaced_on_the_same_port(server: Server) -> None:
     server.start().up()
     address = server.address()
@@ -264,7 +264,7 @@ def test_a_killed_front_is_replaced_on_the_same_port(server: Server) -> None:
     until(lambda: [0, 1] in server.peers_of(answer), "peers at the new front")
 
 
-@fault("supervisor", "a child hangs", "it is killed and replaced")
+@fault("supervisor", "a child hangs", "it is killed and restarted")
 def test_a_hung_child_is_killed_and_replaced(server: Server) -> None:
     server.start(TOPICS_PING_TIMEOUT_MS="2000").up()
     victim = server.pids("worker")[0]
@@ -274,7 +274,7 @@ def test_a_hung_child_is_killed_and_replaced(server: Server) -> None:
     assert "does not answer" in server.text()
 
 
-@fault("supervisor", "a child cannot start", "it is tried again, ever slower; the others serve")
+@fault("supervisor", "a child cannot start", "it is retried with growing delays; the others serve")
 def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) -> None:
     server.start(FAKE_FAILS="front", TOPICS_LOG_FORMAT="json")
     until(lambda: len(server.pids("front")) >= 4, "fourth try")
@@ -289,16 +289,16 @@ def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) ->
 
 
 def files_of(pid: int) -> set[str]:
-    """What a process holds open, but for its standard streams."""
+    """Open files of a process, except its standard streams."""
     found: set[str] = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed in between
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             found |= {os.readlink(entry)} if int(entry.name) > 2 else set()
     return found
 
 
 def test_a_child_holds_nothing_of_the_supervisors_but_what_it_is_given(server: Server) -> None:
-    """Neither the directory's lock nor a channel of another: both would outlive the supervisor with it. A restart changes nothing."""
+    """Neither the directory's lock nor another child's channel: the child would keep both open after the supervisor's end. Also after a restart."""
     server.start(TOPICS_FRONTS="2").up(fronts=2)
     for role in ("worker", "front"):
         os.kill(server.pids(role)[0], signal.SIGKILL)
@@ -316,22 +316,24 @@ def test_a_child_holds_nothing_of_the_supervisors_but_what_it_is_given(server: S
             and not listeners[0] & listeners[1]
         )
 
-    # At the very first the supervisor still holds the child's side of the new channel.
-    until(only_listeners_are_shared, "child that holds no more than it is given")
+    # At first the supervisor still holds the child's end of the new channel.
+    until(only_listeners_are_shared, "child with only its own descriptors")
     assert server.stop() == 0
 
 
 @fault(
     "supervisor",
-    "its log cannot be written, and whoever started it ignores the ends of children",
-    "what dies is started again all the same",
+    "its log cannot be written, and SIGCHLD is ignored in the process that started it",
+    "children that die are restarted all the same",
 )
 def test_a_child_comes_back_though_nothing_can_be_logged(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what cannot be written then stays in the stream
+    monkeypatch.delenv(
+        "PYTHONUNBUFFERED", raising=False
+    )  # so that unwritten lines stay in the stream's buffer
     if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")
+        pytest.skip("/dev/full does not exist")
     server.stderr = Path("/dev/full")
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -342,13 +344,13 @@ def test_a_child_comes_back_though_nothing_can_be_logged(
     for role, count in (("worker", 3), ("front", 2)):
         os.kill(server.pids(role)[0], signal.SIGKILL)
         until(lambda role=role, count=count: len(server.entries("started", role)) == count, f"another {role}")
-    assert server.stop() in (0, 120)  # the latter is how Python ends when a stream keeps what it was given
+    assert server.stop() in (0, 120)  # 120: Python could not flush its standard streams at exit
 
 
 @fault(
     "supervisor",
-    "its log goes into a pipe that is full",
-    "lines are dropped; what dies is started again, and it stops when told to",
+    "its log goes into a full pipe",
+    "lines are dropped; children that die are restarted, and it stops when told to",
 )
 def test_nobody_waits_for_who_reads_the_log(server: Server, tmp_path: Path) -> None:
     server.stderr = tmp_path / "pipe"
@@ -379,7 +381,7 @@ def test_children_do_not_outlive_the_supervisor(server: Server) -> None:
     assert run_dir.exists()
     incarnations = [entry["spec"]["incarnation"] for entry in server.entries("started", "worker")]
     server.start().up()
-    assert not run_dir.exists(), "the next start removes what the killed one left"
+    assert not run_dir.exists(), "the next start removes the run directory of the killed one"
     again = [entry["spec"]["incarnation"] for entry in server.entries("started", "worker")]
     assert min(again) > max(incarnations)
 
@@ -415,7 +417,9 @@ def test_workers_stop_when_none_of_them_owes_anything(server: Server) -> None:
 
 
 @fault(
-    "supervisor", "a worker owes copies to others when the server stops", "that is waited for, up to a bound"
+    "supervisor",
+    "a worker owes copies to others when the server stops",
+    "the stop waits for them, for a bounded time",
 )
 def test_a_worker_that_goes_on_owing_does_not_keep_the_server_from_stopping(server: Server) -> None:
     server.start(FAKE_PENDING="worker", FLUSH_COPIES_S="0.2").up()
@@ -424,7 +428,7 @@ def test_a_worker_that_goes_on_owing_does_not_keep_the_server_from_stopping(serv
     assert "will be sent after the next start" in server.stderr.read_text()
 
 
-@fault("supervisor", "a worker does not stop in time", "it is killed, and the exit code says so")
+@fault("supervisor", "a worker does not stop in time", "it is killed, and the exit code tells")
 def test_a_worker_that_does_not_drain_is_killed_and_it_shows(server: Server) -> None:
     server.start(FAKE_DEAF="worker", WORKER_DRAIN_S="0.2").up()
     assert server.stop() == 1
@@ -438,7 +442,7 @@ def test_a_front_that_does_not_drain_is_killed_and_workers_still_drain(server: S
     assert len(server.entries("stopped", "worker")) == 2
 
 
-@fault("supervisor", "a second signal comes during a stop", "all children are killed at once")
+@fault("supervisor", "a second signal arrives during a stop", "all children are killed at once")
 def test_a_second_signal_kills_all_at_once(server: Server) -> None:
     server.start(FAKE_DEAF="front").up()
     os.kill(server.pid, signal.SIGTERM)
@@ -450,7 +454,7 @@ def test_a_second_signal_kills_all_at_once(server: Server) -> None:
         os.kill(server.pid, signal.SIGINT)
         return False
 
-    until(heeds_another, "second signal")  # the first ones count as that of before
+    until(heeds_another, "second signal")  # signals within a short time count as one
     assert server.wait() == 1
     assert server.entries("stopped") == []
     assert not any(is_alive(pid) for pid in server.pids())
@@ -458,13 +462,13 @@ def test_a_second_signal_kills_all_at_once(server: Server) -> None:
 
 @fault(
     "supervisor",
-    "one stop comes as two signals, to the process and to its group",
-    "it is one stop: all is drained",
+    "one stop arrives as two signals, to the process and to its group",
+    "they count as one stop: all children are drained",
 )
 def test_two_signals_at_once_are_one_stop(server: Server) -> None:
     server.start().up()
     pid = server.pid
-    os.kill(pid, signal.SIGSTOP)  # both are there when it goes on
+    os.kill(pid, signal.SIGSTOP)  # both signals are pending when it continues
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
         os.kill(pid, number)
     assert server.wait() == 0
@@ -481,17 +485,17 @@ def test_only_the_supervisor_minds_the_signals_of_a_terminal(server: Server) -> 
         os.kill(pid, signal.SIGTERM)
     assert server.who_answers() == server.pids("front")[0]
     assert server.stop() == 0
-    assert len(server.pids()) == 3, "nobody was restarted"
+    assert len(server.pids()) == 3, "no child was restarted"
 
 
 @fault(
     "supervisor",
-    "a stop comes while a shard keeps failing",
-    "the server stops at once, and the exit code 5 says that the shard was not stopped cleanly",
+    "a stop arrives while a shard keeps failing",
+    "the server stops at once, and exit code 5 says that the shard was not stopped cleanly",
 )
 def test_a_stop_does_not_wait_for_a_restart(server: Server) -> None:
     server.start(FAKE_FAILS="worker")
-    # By then both workers are waited for, and nobody is left to drain.
+    # By then both workers wait for their restart, and there is no child to drain.
     until(lambda: server.text().count('"restart_in_ms":1600') == 2, "long wait for both")
     code = server.stop()
     after = server.text().partition('"message":"draining"')[2]
@@ -527,7 +531,7 @@ def test_a_locked_directory_is_refused_by_name(server: Server, tmp_path: Path) -
 @fault(
     "layout",
     "the configuration asks for another number of shards than the layout has",
-    "the data directory is brought to that number before anything else is started",
+    "the number of shards is changed before anything else is started",
 )
 def test_another_shard_count_is_brought_about_and_none_means_the_stored_one(server: Server) -> None:
     server.start().up().stop()
@@ -549,7 +553,7 @@ def test_another_shard_count_is_brought_about_and_none_means_the_stored_one(serv
 @fault(
     "layout",
     "the layout file is empty, not JSON, incomplete or of another format",
-    "refused with exit code 2 and the file's name; the file is left as it is",
+    "refused with exit code 2 and the path of the file, which is not changed",
 )
 @pytest.mark.parametrize("text", ['{"format":3,"generation":1,"shards":2}', "nonsense", '{"format":1}', ""])
 def test_an_unknown_layout_is_refused(server: Server, text: str) -> None:
@@ -564,10 +568,10 @@ def test_an_unknown_layout_is_refused(server: Server, text: str) -> None:
 @fault(
     "layout",
     "the layout file is missing beside data",
-    "refused with exit code 2: a guessed number of shards would find no topics",
+    "refused with exit code 2: with a guessed number of shards topics would not be found",
 )
 def test_data_without_a_layout_is_not_guessed_at(server: Server) -> None:
-    """As a process of its own, as whoever finds it in the morning would see it."""
+    """As a program, with the output that an operator would see."""
     (server.data / "layout-1" / "shard-00").mkdir(parents=True)
     assert server.start().wait() == 2
     assert "layout.json is missing" in server.text()
@@ -577,7 +581,7 @@ def test_data_without_a_layout_is_not_guessed_at(server: Server) -> None:
 @pytest.mark.parametrize("fronts", ["1", "2"])
 def test_a_port_in_use_is_refused(server: Server, fronts: str) -> None:
     with socket.socket() as taken:
-        # A server that shares its port must not be joined by accident.
+        # A server that shares its port with its fronts must not join it by accident.
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -590,8 +594,8 @@ def test_a_port_in_use_is_refused(server: Server, fronts: str) -> None:
 
 @fault(
     "supervisor",
-    "a configuration that cannot be",
-    "refused with exit code 2 and the variable's name, without any secret",
+    "an invalid configuration",
+    "refused with exit code 2 and the name of the variable, without any secret",
 )
 @pytest.mark.parametrize(
     ("environ", "part"),
@@ -617,9 +621,7 @@ WARNINGS = (
 )
 
 
-@fault(
-    "supervisor", "settings that are misspelt or cannot be read", "one warning each, with the value in use"
-)
+@fault("supervisor", "settings that are misspelt or invalid", "one warning each, with the value in use")
 def test_wrong_settings_are_one_warning_each(server: Server) -> None:
     server.start(**WRONG, TOPICS_LOG_FORMAT="human", TOPICS_SERVICE_HOST="10.0.0.1").up()
     lines = [line for line in server.text().splitlines() if " warning " in line]
@@ -631,7 +633,7 @@ def test_wrong_settings_are_one_warning_each(server: Server) -> None:
 
 @fault(
     "supervisor",
-    "settings that are misspelt or cannot be read, with TOPICS_STRICT_SETTINGS=1",
+    "settings that are misspelt or invalid, with TOPICS_STRICT_SETTINGS=1",
     "all of them are listed, and the server refuses to start with exit code 2",
 )
 def test_strict_settings_refuse_wrong_ones(server: Server) -> None:
@@ -648,8 +650,8 @@ def test_strict_settings_refuse_wrong_ones(server: Server) -> None:
 
 @fault(
     "data directory",
-    "the noted directory for sockets is not one of ours",
-    "it is left alone, and another one is made",
+    "the recorded directory for sockets was not made by this server",
+    "it is not touched, and another one is made",
 )
 def test_a_run_directory_that_is_not_ours_is_left_alone(server: Server, tmp_path: Path) -> None:
     precious = tmp_path / "topics-run-precious"

@@ -1,7 +1,7 @@
-"""`topics tail`: what its lines look like, and what it does when a stream breaks, ends, or its session is forgotten.
+"""`topics tail`: its output formats, and broken, ended and forgotten streams.
 
-Method: formats are called; the rest runs against a server that follows a script, over a real socket, and the requests
-that it got are looked at. How streams come back is the client's, and tested there.
+Method: formatters are called directly; the rest runs against a scripted server on a real socket, and its requests
+are checked. Reconnecting is done by the client and tested there.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ def test_ctrl_c_ends_it_quietly() -> None:
             stderr=subprocess.PIPE,
         )
         assert tail.stdout is not None
-        assert tail.stdout.readline() == b"1\n"  # it came through a pipe while the stream goes on
+        assert tail.stdout.readline() == b"1\n"  # flushed into the pipe while the stream continues
         tail.send_signal(signal.SIGINT)
         out, err = tail.communicate(timeout=120)
     assert (tail.returncode, out, err) == (130, b"", b"")

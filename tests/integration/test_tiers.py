@@ -1,8 +1,8 @@
-"""A real server with a cold directory: segments move there and are read from there, whatever dies meanwhile.
+"""A real server with a cold directory: segments are relocated there and read from there, whatever process dies meanwhile.
 
-Goal: what clients read never changes, `cold_segments_read` tells where it came from, an erased payload is in no file of
-either directory, `topics verify` looks at both, and a cold disk that takes 2 s a call holds up nobody but its readers.
-Method: segments of 10 records, restarts that make checkpoints, kill -9 while segments are on their way, and failpoints
+Goal: readers see no change, `cold_segments_read` counts reads of the cold tier, an erased payload is in no file of
+either directory, `topics verify` checks both, and a cold disk that takes 2 s per call delays only its own readers.
+Method: segments of 10 records, restarts that make checkpoints, kill -9 during relocation, and failpoints
 that make the cold directory slow or fail.
 """
 
@@ -39,7 +39,7 @@ def tiered(folder: Path) -> Server:
         "TOPICS_HOT_RETAIN_SEGMENTS": "1",
         "TOPICS_SEGMENT_MAX_EVENTS": "10",
         "TOPICS_COLD_FAILPOINTS": str(points),
-        "TOPICS_COLD_CACHE_BYTES": "0",  # every read asks the cold tier
+        "TOPICS_COLD_CACHE_BYTES": "0",  # every read goes to the cold tier
     }
     return Server(folder, environment=environment, shards=1)
 
@@ -53,7 +53,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def moved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a server that has moved all it could and is stopped: to be copied."""
+    """The folder of a stopped server that has relocated all it could: to be copied."""
     server = tiered(tmp_path_factory.mktemp("moved")).start()
     try:
         fill(server)
@@ -66,7 +66,7 @@ def moved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def moved(moved_once: Path, tmp_path: Path) -> Iterator[Server]:
-    """A server on a copy of that."""
+    """A server on a copy of it."""
     for name in ("data", "cold"):
         shutil.copytree(moved_once / name, tmp_path / name)
     server = tiered(tmp_path).start()
@@ -104,13 +104,13 @@ def restart(server: Server) -> None:
 
 
 def move_all(server: Server) -> None:
-    """Until the hot tier has let go of what has moved: two snapshots must say that it is cold."""
+    """Wait until the hot tier has removed relocated segments: two snapshots must say that they are cold."""
     restart(server)
     until(lambda: len(cold_data(server)) == 9)
     until(lambda: server_moves(server) == 9)
     for _ in range(3):
         restart(server)
-        read(server)  # the first touch finds what is left over
+        read(server)  # the first use of the topic finds remaining files
     assert len(hot_data(server)) == 1
 
 
@@ -128,7 +128,7 @@ def diff(server: Server, **body: Any) -> Any:
 
 
 def read(server: Server) -> list[int]:
-    """Everything, by as many pages as it takes: one page spans at most eight cold segments."""
+    """Read everything in pages: one page reads at most eight cold segments."""
     found: list[int] = []
     cursor = 0
     while True:
@@ -149,7 +149,7 @@ def holders(server: Server) -> list[str]:
 def content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError:  # a manifest that was replaced meanwhile
+    except FileNotFoundError:  # a manifest that was just replaced
         return b""
 
 
@@ -180,15 +180,15 @@ def test_segments_move_are_read_and_are_erased(moved: Server) -> None:
 
 @fault(
     "worker",
-    "a worker is killed while segments are on their way to the cold tier",
-    "every record is read after it, and the move comes to its end",
+    "a worker is killed while segments are relocated to the cold tier",
+    "every record can be read afterwards, and the relocation completes",
 )
 def test_kill_while_segments_move(server: Server) -> None:
     fill(server)
     places = ["other.sync.after", "segment.rename.before", "index.rename.after", "segment.open.before"]
     lines = [f"{place} kill nth={i + 1}" for i, place in enumerate(places)]
     (server.folder / "cold-points" / "points").write_text("\n".join(lines) + "\n")
-    restart(server)  # the stop seals the segments, the start moves them
+    restart(server)  # the stop seals the segments, the start relocates them
     until(lambda: all(place in fired(server) for place in places))
     server.wait_ready()
     assert read(server) == list(range(1, COUNT + 1))
@@ -205,11 +205,11 @@ def fired(server: Server) -> str:
 
 @fault(
     "disk",
-    "the cold tier takes 10 s a call",
-    "reads of old records take that long; writes, live reads and long polls are as fast as ever",
+    "the cold tier takes 10 s per call",
+    "reads of old records take that long; writes, reads of new records and long polls are not slower",
 )
 def test_a_slow_cold_tier_slows_history_and_nothing_else(moved: Server) -> None:
-    """Several rounds of them come to their end while one cold segment is opened: each would have taken as long as that."""
+    """Several rounds of writes and reads end while one cold segment is opened."""
     server = moved
     points = server.folder / "cold-points" / "points"
     points.write_text(f"segment.open.before slow ms={SLOW_MS}\n")
@@ -221,9 +221,9 @@ def test_a_slow_cold_tier_slows_history_and_nothing_else(moved: Server) -> None:
         seq = ok(server.write("t", {"n": 0}), 200)["head_seq"]
         page = diff(server, from_seq=seq - 1, wait_ms=1000)
         assert [record["$seq"] for record in page["records"]] == [seq]
-        assert not done, "writes or live reads have waited for the cold tier"
+        assert not done, "writes or reads of new records waited for the cold tier"
     history.join()
-    assert done[0] - began >= SLOW_MS / 1000, "the failpoint was not met"
+    assert done[0] - began >= SLOW_MS / 1000, "the failpoint was not reached"
     points.unlink()
     assert read(server) == [*range(1, COUNT + 1), *[0] * 5]
     assert server.stop() == 0

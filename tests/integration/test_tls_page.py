@@ -1,6 +1,6 @@
-"""Goal: the proxies of docs/howto/tls.md pass writes, streams and WebSockets on as they are.
+"""Goal: the proxies of docs/howto/tls.md pass writes, streams and WebSockets through unchanged.
 
-Method: each configuration is taken from the page, with ports and paths of this test, and run by the real proxy.
+Method: each configuration is taken from the page, with this test's ports and paths, and run by the real proxy.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def caddy(program: str, folder: Path, upstream: str, port: int) -> list[str]:
 def proxy(
     request: pytest.FixtureRequest, tmp_path: Path, shared_server: Server
 ) -> Iterator[tuple[str, ssl.SSLContext]]:
-    """The address of a proxy in front of the server, and what trusts it."""
+    """The address of a proxy in front of the server, and an SSL context that trusts it."""
     name = request.param.__name__
     program, openssl = shutil.which(name), shutil.which("openssl")
     if program is None or openssl is None:
-        pytest.skip(f"NOT TESTED BEHIND {name.upper()}: there is no {name} or no openssl here")
+        pytest.skip(f"not tested behind {name}: {name} or openssl is not installed")
     key = ["-newkey", "rsa:2048", "-nodes", "-keyout", str(tmp_path / "server.key")]
     made = [
         "-out",
@@ -88,12 +88,12 @@ def proxy(
         until(listens)
         yield f"https://localhost:{port}", ssl.create_default_context(cafile=str(tmp_path / "server.pem"))
     finally:
-        os.killpg(process.pid, signal.SIGKILL)  # Caddy would wait for its connections
+        os.killpg(process.pid, signal.SIGKILL)  # a graceful stop of Caddy would wait for its connections
         process.wait(60)
 
 
 async def exchange(url: str, trust: ssl.SSLContext, topic: str) -> list[str]:
-    """The ops of what a WebSocket is told."""
+    """The ops of the messages that a WebSocket gets."""
     async with aiohttp.ClientSession() as session, session.ws_connect(f"{url}/v0/ws", ssl=trust) as ws:
         await ws.send_json({"op": "subscribe", "topic": topic})
         return [(await ws.receive_json(timeout=60))["op"] for _ in range(2)]
@@ -103,9 +103,9 @@ def test_writes_streams_and_websockets_pass(proxy: tuple[str, ssl.SSLContext]) -
     url, trust = proxy
     with Client(url, ssl_context=trust) as client:
         client.write("tls.large", "x" * 900_000)
-        client.write_many("tls.large", ["y" * 900_000] * 4)  # more than a proxy takes by default
+        client.write_many("tls.large", ["y" * 900_000] * 4)  # more than a proxy accepts by default
         with client.tail("tls.>") as tail:
-            # One after the other over one open stream: a proxy that buffers would hold the first one back.
+            # One after the other over an open stream: a buffering proxy would hold the first one back.
             for number in range(3):
                 client.write("tls.live", number)
                 assert next(tail).data == number

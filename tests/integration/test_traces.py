@@ -1,6 +1,6 @@
-"""Goal: the `traceparent` of a write comes with its records to whoever gets them: by diff, stream, socket, claim, copy and dead letter.
+"""Goal: the `traceparent` of a write is delivered with its records: by diff, stream, WebSocket, claim, copy and dead letter.
 
-Method: a real server; each way of delivery is asked for the same record.
+Method: a real server; the same record is read in every way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sink transactions over HTTP: the bodies and errors of the contract, who may use them, and a worker that is killed.
+"""Sink transactions over HTTP: bodies and errors of the contract, authorization, and a worker that is killed.
 
-Goal: a producer that repeats everything it has no answer to finds each of its batches once and in order. Method: one shared
-server for bodies and errors; one of its own with keys; one whose shard is killed again and again while producers go on.
+Goal: a producer that repeats every unanswered call finds each of its batches once and in order. Method: one shared
+server for bodies and errors; one with keys; one whose shard is killed again and again while producers continue.
 """
 
 from __future__ import annotations
@@ -210,11 +210,11 @@ def test_scopes_and_prefixes(start_server: Callable[..., Server]) -> None:
 
 
 class Patient:
-    """A producer that repeats every call until it has an answer that says what to do."""
+    """A producer that repeats every call until it gets a definite answer."""
 
     def __init__(self, server: Server, topic: str, batches: int, records: int) -> None:
         self.server, self.topic, self.batches, self.records = server, topic, batches, records
-        self.commits = threading.Event()  # it is about to commit
+        self.commits = threading.Event()  # set just before a commit
         self.problem: str | None = None
 
     @property
@@ -243,7 +243,7 @@ class Patient:
             time.sleep(0.02)
 
     def send(self, batch: int) -> bool:
-        """One try of a batch; False: it has to be begun again."""
+        """One attempt at a batch; False: it has to begin again."""
         begun = ok(self.call(path(self.topic), {"producer": "p", "batch": batch}))
         if begun["state"] == "committed":
             return True
@@ -299,16 +299,16 @@ def test_a_stop_keeps_open_transactions(start_server: Callable[..., Server]) -> 
     assert ok(stage(server, "t", txn, "a", 0, 1, 2))["repeated"]
     assert figure(server, "s_open") == 1 and figure(server, "_bytes_staged") > 0
     assert server.stop() == 0
-    server.environment = {"TOPICS_WAL_SHARDS": "3"}  # another owner finds it
+    server.environment = {"TOPICS_WAL_SHARDS": "3"}  # so that another shard owns the topic
     server.start()
     assert ok(commit(server, "t", txn, ("a", 1, 2)))["count"] == 2
     assert data_of(server, "t") == [1, 2]
-    assert until(lambda: figure(server, "_bytes_staged") == 0), "its file goes once the end is synced"
+    assert until(lambda: figure(server, "_bytes_staged") == 0), "its file is removed once the end is synced"
     assert (figure(server, "s_open"), figure(server, "s_committed_total")) == (0, 1)
 
 
 def test_a_body_that_is_large(shared_server: Server, topic: str) -> None:
-    """As large as a write's may be."""
+    """The limit is that of a write."""
     txn = begin(shared_server, topic)["txn"]
     records = [{"data": "x" * 1_000_000} for _ in range(12)]
     body = json.dumps({"part": "a", "chunk": 0, "records": records}).encode()

@@ -1,8 +1,8 @@
-"""Goal: what a review of streams broke stays mended: clients that pause, workers that go under many watched topics, streams
-and topics that come twice at the same moment.
+"""Regression tests of streams: clients that pause, workers that die under many watched topics, streams
+and topics that are opened or created twice at the same moment.
 
-Method: a server of one shard, and clients that do these things at the worst moment; a stopped worker makes what is sent
-meanwhile fall into one turn.
+Method: a server of one shard, and clients that do this at the worst moment; while its worker is stopped (SIGSTOP),
+requests collect so that it handles them in one turn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def test_a_client_that_pauses_is_not_cut(server: Server) -> None:
-    """Several pages come while its buffer is full already; the sweep of connections comes by meanwhile."""
+    """Several pages arrive while its buffer is already full; the sweep of stalled connections runs meanwhile."""
     topics = [f"pause-{i}" for i in range(3)]
     for topic in topics:
         server.write(topic, *["x" * 1_000_000] * 7)
@@ -45,7 +45,7 @@ def test_a_client_that_pauses_is_not_cut(server: Server) -> None:
 
 
 def test_a_worker_restarts_under_many_watched_topics(server: Server) -> None:
-    """So many are followed again at once that the messages leave before the tick ends."""
+    """So many topics are followed again at once that messages are sent before the tick ends."""
     topics = [f"many-{i}" for i in range(40)]
     for topic in topics:
         server.write(topic, 1)
@@ -95,7 +95,7 @@ def test_a_topic_made_again_in_the_turn_of_its_end_is_found_by_patterns(server: 
 
 
 def _drop_and_write(server: Server, topic: str) -> None:
-    """In one turn, though in which order is the server's choice: the drop is sent first."""
+    """Both in one turn; the drop is sent first, but the server may execute them in either order."""
     worker = server.pid("shard 0")
     body = b'{"records":[{"data":"first"}]}'
     drop, write = server.connect(), server.connect()
@@ -115,7 +115,7 @@ def _drop_and_write(server: Server, topic: str) -> None:
 
 
 def _read_until(*, stream_topic: str, head: int, stream: EventStream) -> None:
-    """Up to the last record of the topic, whichever of its two lives that is in."""
+    """Up to the last record of the topic, whether it is from before or after the drop."""
     seqs: list[int] = []
     while not seqs or seqs[-1] != head:
         frame = stream.next()

@@ -1,7 +1,7 @@
-"""Goal: a pattern follows every topic that it covers and its key may see, also those made later; a group shares them.
+"""Goal: a pattern follows every topic that it matches and its key may see, also those created later; a group shares the records.
 
-Method: a server with two fronts and three shards, so that whatever a front or a shard knows alone is found out. Which
-front has a stream is told by its descriptors.
+Method: a server with two fronts and three shards, to reveal state that only one of them has. Which
+front has a stream is read from its descriptors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def on_front(server: Server, session: Json, front: str) -> EventStream:
 
 
 def until_seen(streams: list[EventStream], ledger: Ledger, count: int) -> None:
-    """Until so many records have come, over all of the streams."""
+    """Until this many records have arrived, over all of the streams."""
     pump(streams, lambda: ledger.count >= count, lambda _, frame: ledger.take(frame))
     assert ledger.count == count
 
@@ -92,7 +92,7 @@ def test_what_is_no_pattern(server: Server, pattern: str) -> None:
 
 @pytest.mark.parametrize("name", ["a*", "*b", "a>", "**", ">>"])
 def test_a_wildcard_is_a_whole_token(server: Server, base: str, name: str) -> None:
-    """Neither a pattern nor a name that a topic could have."""
+    """Otherwise it is neither a valid pattern nor a valid name."""
     ok(server.write(f"{base}.ab", 1), 201)
     assert server.post("/v0/watch", {"topics": {f"{base}.{name}": {}}}).status in (400, 404)
 
@@ -156,7 +156,7 @@ def test_what_a_pattern_has_found_is_resumed(server: Server, base: str) -> None:
     until_seen([stream], ledger, 2)
     stream.close()
     ok(server.write(f"{base}.b", 2))
-    ok(server.write(f"{base}.c", 1, 2), 201)  # made while nobody watched
+    ok(server.write(f"{base}.c", 1, 2), 201)  # created while no stream was open
     stream = open_stream(
         server, session, connection=connect_to(server, "front 1"), last_event_id=ledger.last_id
     )
@@ -212,7 +212,7 @@ def test_a_pattern_sees_only_what_its_key_may(keyed: Server, server: Server, bas
     stream = open_stream(team, session)
     ledger = Ledger()
     pump([stream], lambda: bool(ledger.seqs[inside]), lambda _, frame: ledger.take(frame))
-    # And of later ones, too. The one outside is written first, so that it would be seen first.
+    # Also of topics created later. The one outside of the prefix is written first, so that it would be seen first.
     for name in (f"tea.{base}.later", f"x.{base}.later", f"team.{base}.later"):
         ok(server.write(name, 1), 201)
     pump([stream], lambda: bool(ledger.seqs[f"team.{base}.later"]), lambda _, frame: ledger.take(frame))
@@ -221,7 +221,7 @@ def test_a_pattern_sees_only_what_its_key_may(keyed: Server, server: Server, bas
 
 
 def test_a_prefix_inside_of_a_token(keyed: Server, server: Server, base: str) -> None:
-    """A key's prefix is of bytes, a pattern of tokens: what both allow is seen."""
+    """A key's prefix is compared by bytes, a pattern by tokens: topics that both allow are seen."""
     ok(server.write(f"team.{base}", 1), 201)
     team = keyed.with_key("s3cret-team")
     assert f"team.{base}" in watch(team, {"*.*": {}})["topics"]
@@ -237,7 +237,7 @@ def test_a_watch_on_one_front_sees_writes_through_another(server: Server, base: 
         ok(server.write(name, 0), 201)
     streams = [on_front(server, watch(server, {name: {} for name in names}), front) for front in FRONTS]
     ledgers = {stream: Ledger(dict.fromkeys(names, 0)) for stream in streams}
-    for i in range(60):  # connections of their own: some come to either front
+    for i in range(60):  # on separate connections, so that both fronts get some
         ok(server.write(names[i % 6], i))
     pump(
         streams,
@@ -269,7 +269,7 @@ def test_a_stream_is_taken_over_from_another_front(server: Server, base: str) ->
 
 
 class Members:
-    """Streams of one group, and what each of them was given."""
+    """Streams of one group, and the records that each of them got."""
 
     def __init__(self) -> None:
         self.streams: list[EventStream] = []
@@ -290,7 +290,7 @@ class Members:
         return sorted(seq for given in self.given.values() for seq in given[topic])
 
     def until(self, topic: str, seqs: list[int]) -> None:
-        """Until all of these have come to somebody, and each to one."""
+        """Until all of these have arrived, each at one member."""
         pump(
             [s for s in self.streams if s.fileno() >= 0],
             lambda: len(self.seqs(topic)) >= len(seqs),
@@ -318,14 +318,14 @@ def test_each_record_goes_to_one_member(server: Server, base: str, members: Memb
     for i in range(120):
         ok(server.write(base, i))
     members.until(base, list(range(1, 161)))
-    assert all(members.given[stream][base] for stream in members.streams), "everybody has work"
+    assert all(members.given[stream][base] for stream in members.streams), "every member gets records"
 
 
 def test_who_joins_later_begins_where_the_group_is(server: Server, base: str, members: Members) -> None:
     ok(server.write(base, *range(10)), 201)
     members.join(follow(server, {base: {"from_seq": 4}}, group="g"))
     members.until(base, [5, 6, 7, 8, 9, 10])
-    members.join(follow(server, base, group="g"))  # from 0, had it been the first
+    members.join(follow(server, base, group="g"))  # as the first member it would begin at 0
     ok(server.write(base, 11, 12))
     members.until(base, list(range(5, 13)))
 
@@ -364,14 +364,14 @@ def test_a_member_that_leaves_hands_over(
     members.until(base, list(range(1, 52)))
     stayer.close()
     until(lambda: sse_connections(server) < before - 1)
-    # Nobody is there: what comes waits for the next member, who begins where the group was.
+    # Without members records wait for the next one, which begins at the group's cursor.
     ok(server.write(base, *range(5)))
     members.join(follow(server, base, group="g"))
     members.until(base, list(range(1, 57)))
 
 
 def sse_connections(server: Server) -> int:
-    """What both fronts say together: it falls when a stream ends, whether a front counts its own or all."""
+    """The sum of both fronts: it falls when a stream ends, whether a front counts its own or all."""
     total = 0
     for front in FRONTS:
         with connect_to(server, front) as connection:

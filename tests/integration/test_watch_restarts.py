@@ -1,7 +1,7 @@
-"""Goal: whatever process dies, no watcher misses a record or sees one twice, and who is not concerned notices nothing.
+"""Goal: whatever process dies, no watcher misses a record or gets one twice, and streams that do not need it are not affected.
 
-Method: real processes are killed under open streams while somebody writes. A ledger over all streams of a client refuses a
-frame that does not begin where the one before has ended. A client behaves as a browser does: it goes on with its last id.
+Method: real processes are killed under open streams while records are written. A ledger over all streams of a client refuses a
+frame that does not begin where the one before ended. A client behaves like a browser: it reconnects with its last id.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def on_shard(shard: int) -> str:
-    """A new name of a topic that this shard owns."""
+    """A new topic name that is placed on this shard."""
     return next(name for name in (fresh("r") for _ in range(1000)) if shard_of(name, SHARDS) == shard)
 
 
 def killed(server: Server, name: str) -> None:
-    """kill -9, and wait until the supervisor has put another process in its place."""
+    """kill -9, and wait until the supervisor has started the next process."""
     before = server.pid(name)
     os.kill(before, signal.SIGKILL)
     until(lambda: server.children().get(name) not in (None, before))
 
 
 class Writer:
-    """Writes numbers to topics, each once and in order, whatever happens to the server meanwhile."""
+    """Writes numbers to topics, each once and in order, over all restarts of the server."""
 
     def __init__(self, server: Server, names: list[str], count: int) -> None:
         self.server, self.names, self.count = server, names, count
@@ -92,7 +92,7 @@ class Browser:
         return stream
 
     def read_until(self, count: int) -> None:
-        """Until so many records of each topic have come."""
+        """Until this many records of each topic have arrived."""
         while any(len(self.ledger.seqs[name]) < count for name in self.names):
             frame = self.stream.read(30)
             if frame is None:
@@ -116,11 +116,11 @@ class Browser:
 @fault(
     "worker",
     "the worker of a watched topic is killed",
-    "the stream stays open and goes on without loss or repeat; streams of other shards notice nothing",
+    "the stream stays open and continues without loss or duplicates; streams of other shards notice nothing",
 )
 @pytest.mark.parametrize("shard", [0, 1])
 def test_the_worker_of_a_topic_dies(server: Server, shard: int) -> None:
-    """Shard 0 is also the one that keeps sessions."""
+    """Shard 0 also stores the sessions."""
     hit, other = on_shard(shard), on_shard(1 - shard)
     for name in (hit, other):
         ok(server.write(name, 0, idempotency_key="0"), 201)
@@ -138,7 +138,7 @@ def test_the_worker_of_a_topic_dies(server: Server, shard: int) -> None:
 
 
 def test_while_a_worker_is_away_the_others_topics_go_on(server: Server) -> None:
-    """Its successor is kept from starting by the lock of its shard, for as long as the test looks."""
+    """Its successor waits for the shard's lock, which the test holds."""
     away, other = on_shard(1), on_shard(0)
     for name in (away, other):
         ok(server.write(name, 0), 201)
@@ -169,10 +169,10 @@ def test_while_a_worker_is_away_the_others_topics_go_on(server: Server) -> None:
 
 @contextlib.contextmanager
 def hold_lock(server: Server, shard: int) -> Iterator[None]:
-    """Kill a shard's worker and keep its successor from beginning."""
+    """Kill a shard's worker, and block its successor by holding the shard's lock."""
     with (server.data_dir / "layout-1" / f"shard-{shard:02}" / "LOCK").open() as file:
         os.kill(server.pid(f"shard {shard}"), signal.SIGKILL)
-        until(lambda: locks(file), 10, 0.001)  # before the supervisor has even started another
+        until(lambda: locks(file), 10, 0.001)  # before the supervisor has started another one
         yield
 
 
@@ -190,7 +190,7 @@ def locks(file: IO[str]) -> bool:
 @fault(
     "front",
     "the front of a watcher is killed",
-    "the client reconnects with its last id, misses nothing and sees nothing twice",
+    "the client reconnects with its last id, misses nothing and gets nothing twice",
 )
 def test_the_front_dies(server: Server) -> None:
     names = [on_shard(0), on_shard(1)]
@@ -226,7 +226,7 @@ def test_the_front_and_all_workers_die(server: Server) -> None:
 @fault(
     "supervisor",
     "the whole server is restarted under watchers",
-    "they go on with their last id; none is lost",
+    "they reconnect with their last ids; no session is lost",
 )
 def test_the_server_restarts_on_its_port(start_server: Start) -> None:
     port = free_port()
@@ -236,13 +236,13 @@ def test_the_server_restarts_on_its_port(start_server: Start) -> None:
         ok(server.write(name, 0, idempotency_key="0"), 201)
     browser = Browser(server, names)
     silent = watch(server, {name: {} for name in names})  # has never been opened
-    forgetful = watch(server, {name: {} for name in names})  # keeps no id
+    forgetful = watch(server, {name: {} for name in names})  # reconnects without an id
     ledger = Ledger(dict.fromkeys(names, 0))
     stream = open_stream(server, forgetful)
     writer = Writer(server, names, 60)
     browser.read_until(15)
     server.stop()
-    ledger.take_all(stream.rest())  # all that was sent; the server goes on from there
+    ledger.take_all(stream.rest())  # all that was sent; the server continues from there
     server.start()
     assert server.port == port
     stream = open_stream(server, forgetful)
@@ -270,8 +270,8 @@ def free_port() -> int:
 
 @fault(
     "worker",
-    "a stream is asked for while the worker of its session restarts",
-    "the request waits: a browser gives up on any answer but a stream",
+    "a stream is opened while the worker of its session restarts",
+    "the request waits: a browser gives up after any answer but a stream",
 )
 def test_a_stream_waits_for_its_session(server: Server) -> None:
     name = on_shard(1)
@@ -290,7 +290,7 @@ def test_a_stream_waits_for_its_session(server: Server) -> None:
         until(lambda: server.get("/readyz").status == 503)
         asking = threading.Thread(target=ask)
         asking.start()
-        # Others are served meanwhile, and those who asked later, too.
+        # Others are served meanwhile, also those who asked later.
         for i in range(20):
             ok(server.write(name, i))
         assert not opened
@@ -303,7 +303,7 @@ def test_a_stream_waits_for_its_session(server: Server) -> None:
 
 
 def test_a_stream_waits_for_its_topic(server: Server) -> None:
-    """The session is there, one of the topics is not yet: the stream opens, and says more when it can."""
+    """The session is available, one of its topics is not yet: the stream opens, and continues once it is."""
     away, other = on_shard(1), on_shard(0)
     for name in (away, other):
         ok(server.write(name, 1), 201)

@@ -1,7 +1,7 @@
-"""Goal: a client that goes on from the id of any frame it has seen gets everything once, whenever it was cut off.
+"""Goal: a client that resumes from the id of any frame gets everything once, wherever its stream was cut.
 
 Method: the same session is cut after its first, second, … frame, and a ledger is kept over both streams. It refuses a
-frame that does not begin where the one before has ended, so a loss and a repeat are both found.
+frame that does not begin where the one before ended, so losses and duplicates are found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def protocol(request: pytest.FixtureRequest) -> Protocol:
 
 
 def read_on(ledger: Ledger, stream: EventStream, heads: dict[str, int]) -> None:
-    """Until the client has come to these heads."""
+    """Read until the ledger has reached these heads."""
     while any(ledger.cursors.get(name) != head for name, head in heads.items()):
         ledger.take(stream.next())
 
@@ -36,7 +36,7 @@ def read_on(ledger: Ledger, stream: EventStream, heads: dict[str, int]) -> None:
 
 @pytest.fixture
 def varied(shared_server: Server) -> tuple[dict[str, Any], dict[str, int], dict[str, list[int]]]:
-    """Topics with something of everything in front of a reader: starts, heads, and what has to be seen."""
+    """Topics with gaps, deletes and starts of all kinds: options, heads, and the seqs that must be seen."""
     plain, capped, holed, empty = fresh("plain"), fresh("capped"), fresh("holed"), fresh("empty")
     shared_server.write(plain, *range(7))
     shared_server.put(f"/v0/topics/{capped}", {"cap_records": 4})
@@ -68,7 +68,7 @@ def test_at_every_frame(
         for _ in range(cut):
             ledger.take(stream.next())
         stream.close()
-        # Who has seen no id yet says where it began.
+        # A client without an id yet resumes from where it began.
         again = ledger.last_id or make_id(begin)
         stream = open_stream(shared_server, session, protocol=protocol, last_event_id=again)
         read_on(ledger, stream, heads)
@@ -118,7 +118,7 @@ def test_while_others_write(shared_server: Server, protocol: Protocol) -> None:
             if all(ledger.cursors[name] == each + 1 for name in names):
                 break
         if rng.random() < 0.7:
-            stream.close()  # else the next one takes over
+            stream.close()  # otherwise the next one takes over
         stream = open_stream(shared_server, session, protocol=protocol, last_event_id=ledger.last_id)
     writer.join()
     stream.close()

@@ -1,7 +1,7 @@
-"""Goal: a thousand watchers get every record in order and soon, though one in twenty takes nothing; those lose nothing.
+"""Goal: a thousand watchers get every record in order and soon, though one in twenty does not read; these lose nothing either.
 
 Method: one process reads all streams but the stalled ones, whose connections have small buffers. These also follow a topic of
-large records, so that there is far more for them than any buffer on the way may hold. The front's memory is measured.
+large records, far more than any buffer on the way holds. The front's memory is measured.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ WRITES = pick(short=10, long=25)
 STALLED_BUFFER = 16_384
 LARGE_BYTES = 250_000  # one of them fills a frame
 LARGE_RECORDS = 24
-GROWTH_MAX = 90 << 20  # of the front; all that the stalled have not taken would be twice that
-PROMPT_S = 120.0  # for one record to reach all, on a machine that does something else as well
+GROWTH_MAX = 90 << 20  # of the front; all unread frames of the stalled would be twice that
+PROMPT_S = 120.0  # for one record to reach all, on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def open_many(
 
 @fault(
     "client",
-    "one watcher in twenty takes nothing any more",
-    "the others get every record at once; the front holds little for the stalled; they go on from their cursors",
+    "one watcher in twenty stops reading",
+    "the others get every record at once; the front buffers little for the stalled; they resume from their cursors",
 )
 def test_a_thousand_watchers_and_some_are_stalled(server: Server) -> None:
     for name in ("small", "large"):
@@ -98,7 +98,7 @@ def test_a_thousand_watchers_and_some_are_stalled(server: Server) -> None:
 
 
 def recover(server: Server, sessions: dict[EventStream, Json]) -> None:
-    """All of them read what they have missed; one that was given up meanwhile goes on with its id."""
+    """All of them read what they missed; one whose stream was cut resumes with its id."""
     ledgers = {stream: Ledger({"small": 0, "large": 0}) for stream in sessions}
     end = {"small": WRITES + 1, "large": LARGE_RECORDS + 1}
     for stream in sessions:
@@ -120,5 +120,5 @@ def recover(server: Server, sessions: dict[EventStream, Json]) -> None:
 
 
 def wake(stream: EventStream) -> None:
-    """A stalled client reads again, with room for what it reads."""
+    """A stalled client reads again, with a larger buffer."""
     stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)

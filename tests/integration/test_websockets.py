@@ -1,6 +1,6 @@
-"""WebSockets: does every message get through, both ways and whole, and does each end hear of the other's?
+"""WebSockets: every message arrives complete in both directions, and each end is told when the other one closes.
 
-A real server on a socket, with a gate that answers every request with a conversation; clients are aiohttp's own, or bytes.
+A real server on a socket, whose admission answers every request with a WebSocket; clients are aiohttp's, or send raw bytes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TEXT, BINARY, CONTINUED, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 
 
 class Echo(Tap):
-    """Says what it hears."""
+    """Sends back what it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Echo(Tap):
 
 
 class SocketGate(StreamGate):
-    """Has a conversation with everybody."""
+    """Answers every request with a WebSocket."""
 
     def handle(self, request: Request, respond: Respond) -> None:
         self.handled.append(request)
@@ -82,7 +82,7 @@ class SocketGate(StreamGate):
 
     @echo.setter
     def echo(self, _gate: object) -> None:
-        """Nobody else answers here."""
+        """Always echoes."""
 
 
 def handshake(path: bytes = b"/ws", **changes: bytes | None) -> bytes:
@@ -99,7 +99,7 @@ def handshake(path: bytes = b"/ws", **changes: bytes | None) -> bytes:
 
 
 def frame(payload: bytes, opcode: int = TEXT, *, final: bool = True, reserved: int = 0) -> bytes:
-    """As a client sends it."""
+    """A client's frame."""
     mask = b"\x01\x80\xfe\x37"
     size = len(payload)
     first = (0x80 if final else 0) | reserved | opcode
@@ -114,7 +114,7 @@ def frame(payload: bytes, opcode: int = TEXT, *, final: bool = True, reserved: i
 
 
 class Raw:
-    """A client that sends any bytes, and reads frames."""
+    """A client that sends arbitrary bytes and reads frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -125,7 +125,7 @@ class Raw:
     async def frame(self) -> tuple[int, bytes]:
         head = await asyncio.wait_for(self.reader.readexactly(2), PATIENT_S)
         size = head[1]
-        assert head[0] & 0x80 and size < 128, "whole and not masked"
+        assert head[0] & 0x80 and size < 128, "the frame is complete and unmasked"
         if size == 126:
             size = int.from_bytes(await self.reader.readexactly(2), "big")
         elif size == 127:
@@ -187,7 +187,7 @@ def test_messages_of_all_sizes(new_loop: NewLoop) -> None:
 
 
 def test_frames_are_as_aiohttp_makes_them() -> None:
-    """By the reader of its client, over all kinds of lengths."""
+    """Checked with the reader of aiohttp's client, for all kinds of lengths."""
 
     async def test() -> None:
         async with Site(SocketGate()) as site, talk(site) as client:
@@ -236,7 +236,7 @@ def test_what_comes_with_the_handshake_is_not_lost() -> None:
 
 
 def test_much_that_comes_before_the_handshake_is_answered() -> None:
-    """Reading is paused by then, and must go on."""
+    """Reading is paused by then, and must be resumed."""
 
     async def test() -> None:
         async with Site(SocketGate()) as site:
@@ -360,7 +360,9 @@ def test_abort() -> None:
     run(test)
 
 
-@fault("client", "frames that are none", "the WebSocket is closed with the code for it; the front goes on")
+@fault(
+    "client", "invalid WebSocket frames", "the WebSocket is closed with the right code; the front continues"
+)
 @pytest.mark.parametrize(
     ("bytes_", "code"),
     [
@@ -387,7 +389,7 @@ def test_what_is_no_frame(bytes_: bytes, code: int) -> None:
 
 
 @fault(
-    "client", "frames without a mask", "the WebSocket is closed with 1002, after answers to what came before"
+    "client", "frames without a mask", "the WebSocket is closed with 1002, after answers to earlier messages"
 )
 @pytest.mark.parametrize("bytes_", [text_frame(b"a"), text_frame(b"a" * 700), text_frame(b""), PING_FRAME])
 def test_a_frame_without_a_mask(bytes_: bytes) -> None:
@@ -404,7 +406,7 @@ def test_a_frame_without_a_mask(bytes_: bytes) -> None:
 
 
 def test_frames_may_be_cut_anywhere() -> None:
-    """Their masks are looked for on the way to aiohttp, which gets the same bytes all the same."""
+    """A filter in front of aiohttp checks the masks; it must pass on the same bytes."""
     sizes = [0, 1, 125, 126, 127, 300, 65_535, 65_536, 70_000, 0]
     whole = b"".join(frame(b"a" * size) for size in sizes)
     chance = random.Random(1)
@@ -414,7 +416,7 @@ def test_frames_may_be_cut_anywhere() -> None:
             end = at + chance.randint(1, longest)
             passed += masks.check(whole[at:end])
             assert len(whole) - len(passed) < 10 + len(whole) - min(end, len(whole)), (
-                "a head is held back, no more"
+                "only the head of a frame is held back"
             )
             at = end
         assert passed == whole
@@ -435,9 +437,7 @@ def test_the_largest_message() -> None:
     run(test)
 
 
-@fault(
-    "front", "a conversation fails over a message", "that WebSocket is closed with 1011; the front goes on"
-)
+@fault("front", "the handler of a WebSocket fails", "it is closed with 1011; the front continues")
 def test_a_conversation_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
@@ -455,7 +455,7 @@ def test_a_conversation_that_fails(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @fault(
-    "client", "a client sends over a WebSocket and reads nothing", "it is not read from either, until it does"
+    "client", "a client sends over a WebSocket and does not read", "its messages are not read until it reads"
 )
 @LOOPS
 def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
@@ -488,8 +488,8 @@ def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
 
 @fault(
     "front",
-    "messages without end are being received",
-    "beyond what a front may hold they are refused with 1013",
+    "too many unfinished messages are being received",
+    "beyond the front's limit they are refused with 1013",
 )
 def test_unfinished_messages_count_as_being_received() -> None:
     async def test() -> None:
@@ -508,7 +508,7 @@ def test_unfinished_messages_count_as_being_received() -> None:
                 first.writer.write(frame(b"p" * 100, PING) * 1000)
                 for _ in range(1000):
                     assert (await first.frame())[0] == PONG
-            assert site.server.receiving.held == 0, "pings do not add up"
+            assert site.server.receiving.held == 0, "pings do not accumulate"
             for client in (first, second):
                 client.writer.close()
 
@@ -563,7 +563,7 @@ def test_a_bad_handshake(name: str) -> None:
         async with Site(SocketGate()) as site:
             client = Raw(*await site.connect(BAD[name] + slow(b"/next", headers=b"Connection: close\r\n")))
             got = list(answers(await asyncio.wait_for(client.reader.read(), PATIENT_S)))
-            assert len(got) == (1 if name == "HTTP/1.0" else 2), "the connection stays"
+            assert len(got) == (1 if name == "HTTP/1.0" else 2), "the connection stays open"
             for status, head, body in got:
                 assert status == 400 and b"Sec-WebSocket-Version: 13" in head
                 assert body["error"]["code"] == "invalid_request"
@@ -589,7 +589,7 @@ def test_a_good_handshake(changes: dict[str, bytes], caplog: pytest.LogCaptureFi
         async with Site(SocketGate()) as site:
             client = Raw(*await site.connect(handshake(**changes) + frame(b"a")))
             head = await client.head()
-            # RFC 6455, 4.2.2 says how it is made; the key is sixteen zeros.
+            # The accept value of RFC 6455, 4.2.2 for a key of sixteen zeros.
             assert b"Sec-WebSocket-Accept: ICX+Yqv66kxgM0FcWaLWlFLwTAI=\r\n" in head
             assert b"deflate" not in head and b"Server:" not in head and b"Protocol:" not in head
             assert await client.frame() == (TEXT, b"a") and site.admission.handled[0].wants_websocket
@@ -599,7 +599,7 @@ def test_a_good_handshake(changes: dict[str, bytes], caplog: pytest.LogCaptureFi
     assert caplog.records == []
 
 
-@fault("client", "a client goes before its stream has begun", "the stream's owner hears so, once")
+@fault("client", "a client disconnects before its stream has begun", "the stream's owner is told once")
 @pytest.mark.parametrize("turns", range(6))
 def test_a_client_that_went_early(turns: int, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:

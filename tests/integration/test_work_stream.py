@@ -1,6 +1,6 @@
-"""Goal: jobs and records are pushed as the contract has it, over both protocols, and a lost client's go to others at once.
+"""Goal: streams of jobs and of consumers' records behave as the contract says, over both protocols; a lost client's jobs go to others at once.
 
-Method: real servers, seen from outside. What happens "at once" is waited for without looking at a clock.
+Method: real servers, seen as a client. What happens "at once" is polled for without looking at a clock.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def claim(server: Server, queue: str, node: str = "other", count: int = 100) -> 
 
 
 def ack(server: Server, path: str, *jobs: Json, node: str = "n", call: str = "ack", **fields: Any) -> Json:
-    """Settle what came over a stream, fenced by its leases."""
+    """Settle jobs of a stream, with their lease ids."""
     body = {
         "node": node,
         "seqs": [job["$seq"] for job in jobs],
@@ -210,7 +210,7 @@ def test_a_client_that_reads_nothing_keeps_nothing_from_others(shared_server: Se
     quick = work(shared_server, queue, "node=n&max=1000")
     held = ok(shared_server.get(f"/v0/topics/{queue}"))["queue"]
     assert held["in_flight"] + held["ready"] == 120
-    # What the kernel and two pushes take is all that the slow one has; the rest is for who reads.
+    # The slow client gets two pushes and what the kernel buffers; the rest is for the one that reads.
     first = jobs_of(quick, 60)
     assert len({job["$seq"] for job in first}) == 60
     slow.close()
@@ -234,7 +234,7 @@ def test_a_record_as_it_is_pushed(shared_server: Server, protocol: Protocol) -> 
     ok(shared_server.write(topic, *range(5)))
     assert [record["$seq"] for record in jobs_of(stream, 5, "record")] == [2, 3, 4, 5, 6]
     stream.close()
-    again = consume(shared_server, topic, protocol=protocol)  # it goes on where acks stand
+    again = consume(shared_server, topic, protocol=protocol)  # continues after the acked records
     assert [(r["$seq"], r["deliveries"]) for r in jobs_of(again, 5, "record")] == [
         (n, 2) for n in range(2, 7)
     ]

@@ -1,6 +1,6 @@
-"""Goal: whatever process dies under streams of jobs, no job is lost, and what was held by the dead is handed out again.
+"""Goal: whatever process dies under streams of jobs, no job is lost, and leases of dead clients are delivered again.
 
-Method: real processes are killed. Workers behave as a browser does: they open their stream again until it opens.
+Method: real processes are killed. Workers behave like a browser: they retry until their stream opens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def killed(server: Server, name: str) -> None:
     server.wait_ready()
 
 
-@fault("front", "a front with streams of jobs is killed", "what its clients held is handed out again at once")
+@fault("front", "a front with streams of jobs is killed", "jobs of its clients are delivered again at once")
 @pytest.mark.parametrize("shard", [0, 1])
 def test_the_front_dies(server: Server, shard: int) -> None:
     queue = queue_on(server, shard)
@@ -65,7 +65,7 @@ def test_the_front_dies(server: Server, shard: int) -> None:
 @fault(
     "worker",
     "the worker of a queue is killed under streams of jobs",
-    "an error frame not_ready, the stream ends; streams of other shards go on",
+    "an error frame not_ready, then the stream ends; streams of other shards continue",
 )
 def test_the_worker_dies(server: Server) -> None:
     hit, other = queue_on(server, 1), queue_on(server, 0)
@@ -87,7 +87,7 @@ def test_the_worker_dies(server: Server) -> None:
 
 
 def test_leases_that_last_are_kept_over_a_restart(server: Server) -> None:
-    """The stream is gone with the worker; the lease, of a queue that keeps them, runs out in its own time."""
+    """The stream ends with the worker; the durable lease expires at its own deadline."""
     queue = queue_on(server, 1, leases_durable=True)
     ok(server.write(queue, 1))
     stream = work(server, queue, "node=n&lease_ms=3000")
@@ -101,7 +101,7 @@ def test_leases_that_last_are_kept_over_a_restart(server: Server) -> None:
 
 
 class Worker(threading.Thread):
-    """Takes jobs over streams and acks them; now and then it breaks its connection with jobs in hand."""
+    """Gets jobs over streams and acks them; sometimes it disconnects while it holds jobs."""
 
     def __init__(self, server: Server, queue: str, number: int) -> None:
         super().__init__(daemon=True)
@@ -118,7 +118,7 @@ class Worker(threading.Thread):
                 try:
                     self._session()
                 except (OSError, HTTPException, NotOpened):
-                    pass  # it comes back
+                    pass  # opens the stream again
         except BaseException as error:
             self.failed = error
 
@@ -170,7 +170,7 @@ def test_every_job_is_done_whatever_dies(server: Server) -> None:
         assert not worker.is_alive()
         assert worker.failed is None, worker.failed
     assert set().union(*(worker.seen for worker in workers)) == set(range(total))
-    # None is acked twice; of a few the answer may have been lost with a process.
+    # No job is acked twice; the answers to a few acks may have been lost with a process.
     acked = [job for worker in workers for job in worker.acked]
     assert len(acked) == len(set(acked))
     assert len(acked) >= total - 2 * len(workers)

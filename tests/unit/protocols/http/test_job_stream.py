@@ -298,7 +298,7 @@ def test_a_client_that_takes_something_in_time_stays(town: Town) -> None:
 @fault(
     "worker",
     "the worker of a queue is killed under streams of jobs",
-    "an error frame not_ready, the stream ends; streams of other shards go on",
+    "an error frame not_ready, then the stream ends; streams of other shards continue",
 )
 def test_the_worker_dies(town: Town) -> None:
     town.write(1, "q")

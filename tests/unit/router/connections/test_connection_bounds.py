@@ -139,7 +139,7 @@ def test_aiohttp_keeps_no_answer_that_is_written() -> None:
     run(test)
 
 
-@fault("client", "a client takes nothing of its answer any more", "it is cut; a slow one is not")
+@fault("client", "a client stops reading its answer", "its connection is cut; a slow one is not")
 def test_a_stalled_client_is_cut_and_a_slow_one_is_not() -> None:
     async def test() -> None:
         world = World()
@@ -286,8 +286,8 @@ def test_a_connection_lost_in_the_turn_of_its_request(before: bytes) -> None:
 
 @fault(
     "client",
-    "a client vanishes in the middle of a body",
-    "nothing is carried out, and nothing is logged as an error",
+    "a client disconnects in the middle of a body",
+    "nothing is executed, and no error is logged",
 )
 def test_a_client_that_leaves_in_its_body_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
@@ -418,7 +418,11 @@ def test_a_fault_is_answered() -> None:
 # -- time --------------------------------------------------------------------------------------------------
 
 
-@fault("client", "a client sends half a request and goes silent", "408 in time, and the connection is closed")
+@fault(
+    "client",
+    "a client sends half a request and then nothing",
+    "408 after a timeout, and the connection is closed",
+)
 @pytest.mark.parametrize(
     "part",
     [
@@ -471,7 +475,7 @@ def test_a_slow_sender_has_time_by_the_byte(path: bytes) -> None:
     run(test)
 
 
-@fault("client", "a connection stays silent", "it is closed in time; one that waits for an answer is not")
+@fault("client", "a connection is idle", "it is closed after a timeout, unless it waits for an answer")
 def test_silent_connections_are_closed_and_waiting_ones_are_not() -> None:
     async def test() -> None:
         world = World()

@@ -430,8 +430,8 @@ def test_all_streams_end_when_the_server_stops() -> None:
 
 @fault(
     "worker",
-    "a stream is asked for while the worker of its session restarts",
-    "the request waits: a browser gives up on any answer but a stream",
+    "a stream is opened while the worker of its session restarts",
+    "the request waits: a browser gives up after any answer but a stream",
 )
 def test_a_request_waits_for_its_session_s_shard() -> None:
     town = Town()

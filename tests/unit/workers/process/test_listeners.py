@@ -23,7 +23,7 @@ def taken_port() -> socket.socket:
 @fault(
     "supervisor",
     "the fronts of a server that was just killed still hold the port",
-    "the new server waits for it up to 1.5 s, and then serves",
+    "the new server waits for it up to 1.5 s, then serves",
 )
 def test_port_that_is_given_up_a_moment_later(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = taken_port()

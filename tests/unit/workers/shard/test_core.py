@@ -42,8 +42,8 @@ def body_of(reply: wire.Reply | None) -> Any:
 
 @fault(
     "worker",
-    "a request comes while the shard still replays its log",
-    "503 with the progress; never carried out later",
+    "a request arrives while the shard still replays its log",
+    "503 with the progress; it is never executed later",
 )
 @pytest.mark.parametrize("op", [wire.WRITE, wire.DIFF, wire.DELETE, wire.PUT_TOPIC, wire.LIST_TOPICS])
 def test_until_it_has_recovered_a_shard_says_how_far_it_is(op: int) -> None:

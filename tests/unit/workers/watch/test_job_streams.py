@@ -222,7 +222,7 @@ def test_another_stream_gets_it(rig: JobRig) -> None:
     assert [event.data["deliveries"] for event in rig.events(second)] == [2]
 
 
-@fault("front", "a front with streams of jobs is killed", "what its clients held is handed out again at once")
+@fault("front", "a front with streams of jobs is killed", "jobs of its clients are delivered again at once")
 def test_what_a_dead_front_s_clients_held_is_ready_at_once(rig: JobRig) -> None:
     rig.write(5, "q")
     keys = [rig.work(peer=OTHER), rig.work(max=2, peer=OTHER)]
