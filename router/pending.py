@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from topics.api.http_errors import STATUS, error_body, error_head
 from topics.link import wire
 from topics.link.control_channel import Outage
 
@@ -59,8 +58,7 @@ class Link:
 
 
 def error_reply(code: str, message: str, detail: dict[str, object] | None = None) -> wire.Reply:
-    status = STATUS[code]
-    return wire.Reply(0, status, wire.JSON, error_head(status), error_body(code, message, detail))
+    return wire.Reply(0, *wire.failed(code, message, detail))
 
 
 class PendingRequests:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.pending import PendingRequests
+from topics.api.errors import TopicNotFound
 from topics.engine.commands.topics import Tombstone
 from topics.engine.core.placement import shard_of
 from topics.link import wire
@@ -26,7 +27,7 @@ from topics.link.watch import (
     NameWatch,
     WatchRead,
     encode,
-    read_page_head,
+    read_page_fields,
 )
 from topics.protocols.http.ports import Later
 from topics.protocols.watchers import (
@@ -205,13 +206,13 @@ class Fanout:
     def _followed(self, feed: TopicFeed, reply: wire.Reply) -> None:
         if not feed.waiting and not feed.live:
             return  # no subscription is left
-        if reply.status == 404:
+        if reply.error_code == TopicNotFound.code:
             self._topic_deleted(feed)
             return
-        if reply.status != 200:
+        if reply.code != wire.OK:
             self._follow_later(feed)
             return
-        page = read_page_head(reply.head)
+        page = read_page_fields(reply.fields)
         feed.position, feed.is_at_head, feed.epoch = page.to_seq, page.caught_up, page.epoch
         feed.retry_us = RETRY_US
         waiting, feed.waiting = feed.waiting, {}
@@ -254,7 +255,7 @@ class Fanout:
         if feed is not None:
             if reply.kind == wire.FEED:
                 self._on_page(feed, reply)
-            elif reply.status == 404:
+            elif reply.error_code == TopicNotFound.code:
                 self._topic_deleted(feed)
             else:  # the shard cannot serve the feed now
                 self._feed_lost(feed)
@@ -269,7 +270,7 @@ class Fanout:
             self.on_end(reply.id)
 
     def _on_page(self, feed: TopicFeed, reply: wire.Reply) -> None:
-        page = read_page_head(reply.head)
+        page = read_page_fields(reply.fields)
         shared = SharedPage(feed.topic.encode(), page, bytes(reply.body))
         if feed.group is not None:
             self._on_group_page(feed, shared)
@@ -441,17 +442,17 @@ class Fanout:
             self._start_queued_reads()
 
     def _read_finished(self, sub: Subscription, feed: TopicFeed, reply: wire.Reply) -> None:
-        if reply.status == 404:
+        if reply.error_code == TopicNotFound.code:
             self._end_deleted(sub)
             return
-        if reply.status != 200:
+        if reply.code != wire.OK:
             sub.state = WAITING
             feed.live.pop(sub, None)
             feed.waiting[sub] = None
             if feed.position is not None:  # otherwise it continues when the feed is established
                 self.later(RETRY_US, partial(self._try_again, sub, feed))
             return
-        page = read_page_head(reply.head)
+        page = read_page_fields(reply.fields)
         sub.state = LIVE
         watcher = sub.watcher
         _set_epoch(sub, page.epoch, page.tombstone)
@@ -499,7 +500,7 @@ class Fanout:
     def _names_replied(self, name_watch: SharedNameWatch, shard: int, reply: wire.Reply) -> None:
         if not name_watch.watchers:
             return
-        if reply.status == 200:
+        if reply.code == wire.OK:
             for name in _names(reply.body):
                 if name not in name_watch.names:  # otherwise watchers already follow it, or have unsubscribed
                     self._name_found(name_watch, name)

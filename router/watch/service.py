@@ -186,10 +186,10 @@ class StreamService:
         self._send_save(save, partial(self._saved, stream, save))
 
     def _saved(self, stream: EventStream, save: SaveSession, reply: wire.Reply) -> None:
-        if reply.status == 200 and not _was_accepted(reply.body):
+        if reply.code == wire.OK and not _was_accepted(reply.body):
             # The session's shard has restarted from a file that is older than this stream. Reconnecting registers it again.
             stream.end_with("not_ready", "the session's shard has restarted; reconnect to continue")
-        elif reply.status == 200:
+        elif reply.code == wire.OK:
             stream.save, stream.saving = save.number, {}
             for topic, change in save.epochs.items():
                 if stream.epochs.get(topic) is change:
@@ -239,7 +239,7 @@ class StreamService:
         stream = self._jobs.get(reply.id)
         if stream is not None:
             stream.receive(reply)
-        elif reply.status == 200:
+        elif reply.code == wire.OK:
             self.close_job_stream(shard, reply.id)  # the stream is already closed here
 
     def _shard_down(self, shard: int) -> None:

@@ -29,6 +29,7 @@ from tests.support.rules_rig import (
     settle,
     topics,
 )
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import WORKER, Cluster, error_of
 from topics.api.limits import KIB
 from topics.engine.commands import forwards as fwd
@@ -275,7 +276,7 @@ def test_while_a_worker_is_down() -> None:
     assert rules(made) == ["r"]
 
 
-def asked_list(made: Cluster) -> wire.Reply:
+def asked_list(made: Cluster) -> ShardAnswer:
     return asked(made, wire.LIST_FORWARDS, args_of(page_size=10))
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from typing import Any
 
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import Cluster, Mail
 from tests.support.sim_disk import SimDisk
 from topics.api.limits import KIB, MIB
@@ -33,7 +34,7 @@ def home(made: Cluster, topic: str) -> int:
     return shard_of(topic, len(made.rigs))
 
 
-def ask(made: Cluster, op: int, topic: str, body: Any = b"") -> wire.Reply:
+def ask(made: Cluster, op: int, topic: str, body: Any = b"") -> ShardAnswer:
     reply = made.ask(home(made, topic), op, topic, body)
     assert reply is not None, "not answered"
     return reply
@@ -64,7 +65,7 @@ def forward(
     return next(rule for rule in rules if rule.name == name)
 
 
-def ask_catalog(made: Cluster, op: int, name: str, body: Any = b"") -> wire.Reply:
+def ask_catalog(made: Cluster, op: int, name: str, body: Any = b"") -> ShardAnswer:
     rig = made.rig(0)
     key = rig.receive(op, "", body, args=wire.encode_args(wire.Args(forward=name)))
     made.rest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import FRONT
 from tests.support.sse_client import Frame, parse_frame
 from tests.support.watch_rig import FeedRig
@@ -57,7 +58,7 @@ class JobRig(FeedRig):
 
     # -- messages to streams -------------------------------------------------------------------------------
 
-    def answer(self, key: Key) -> wire.Reply:
+    def answer(self, key: Key) -> ShardAnswer:
         return self.heard[key][0]
 
     def pushed(self, key: Key) -> list[list[Frame]]:

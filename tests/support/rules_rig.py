@@ -6,6 +6,7 @@ import itertools
 import json
 from typing import Any
 
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import Cluster, Rig
 from topics.engine.core.placement import shard_of
 from topics.link import wire
@@ -30,16 +31,16 @@ def begin_put(made: Cluster, name: str, source: str, dest: str, **fields: Any) -
     return made.rig(0).receive(wire.PUT_FORWARD, "", body, args=args_of(name))
 
 
-def put(made: Cluster, name: str, source: str, dest: str, **fields: Any) -> wire.Reply:
+def put(made: Cluster, name: str, source: str, dest: str, **fields: Any) -> ShardAnswer:
     body = {"source": source, "dest": dest, **fields}
     return asked(made, wire.PUT_FORWARD, args_of(name), body)
 
 
-def drop(made: Cluster, name: str) -> wire.Reply:
+def drop(made: Cluster, name: str) -> ShardAnswer:
     return asked(made, wire.DROP_FORWARD, args_of(name))
 
 
-def get(made: Cluster, name: str) -> wire.Reply:
+def get(made: Cluster, name: str) -> ShardAnswer:
     return asked(made, wire.GET_FORWARD, args_of(name))
 
 
@@ -48,7 +49,7 @@ def names(made: Cluster, **fields: Any) -> list[str]:
     return [row["router"] for row in body_of(reply)["routers"]]
 
 
-def asked(made: Cluster, op: int, args: bytes, body: Any = b"") -> wire.Reply:
+def asked(made: Cluster, op: int, args: bytes, body: Any = b"") -> ShardAnswer:
     """The answer; retried for some time while a worker is down."""
     rig = made.rig(0)
     key = rig.receive(op, "", body, args=args)
@@ -60,7 +61,7 @@ def asked(made: Cluster, op: int, args: bytes, body: Any = b"") -> wire.Reply:
     raise AssertionError("not answered")
 
 
-def body_of(reply: wire.Reply, status: int = 200) -> dict[str, Any]:
+def body_of(reply: ShardAnswer, status: int = 200) -> dict[str, Any]:
     assert reply.status == status, (reply.status, bytes(reply.body))
     body: dict[str, Any] = json.loads(bytes(reply.body))
     return body
@@ -109,5 +110,5 @@ def rules(made: Cluster) -> list[str]:
     return sorted(rule.name for rule in found)
 
 
-def reply_to(rig: Rig, key: Key) -> wire.Reply | None:
+def reply_to(rig: Rig, key: Key) -> ShardAnswer | None:
     return rig.replies.get(key)

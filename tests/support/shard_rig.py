@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tests.support.engine_harness import SMALL
+from tests.support.shard_answers import ShardAnswer, as_answer
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
 from topics.api.config import EngineConfig
@@ -67,7 +68,7 @@ class Rig:
         self.takes = True  # fronts acknowledge the answers they have received
         self.jobs: list[Job] = []
         self.wake_at_ms: int | None = None
-        self.replies: dict[tuple[bytes, int], wire.Reply] = {}
+        self.replies: dict[tuple[bytes, int], ShardAnswer] = {}
         self.order: list[tuple[bytes, int]] = []
         self.answers: list[tuple[bytes, list[wire.Buffer]]] = []  # to other shards, and pushes
         self.asks: list[Message] = []  # to other shards
@@ -138,7 +139,7 @@ class Rig:
     def _is_due(self) -> bool:
         return self.wake_at_ms is not None and self.wake_at_ms <= self.clock.monotonic_ms()
 
-    def ask(self, op: int, topic: str = "t", body: Any = b"", **options: Any) -> wire.Reply | None:
+    def ask(self, op: int, topic: str = "t", body: Any = b"", **options: Any) -> ShardAnswer | None:
         """One request and everything that follows from it; None while it is parked."""
         key = self.receive(op, topic, body, **options)
         self.rest()
@@ -165,14 +166,14 @@ class Rig:
         for reply in wire.read_replies(head, *parts[1:]):
             key = (peer, reply.id)
             assert key not in self.replies, f"a second reply to {key}"
-            self.replies[key] = reply
+            self.replies[key] = as_answer(reply)
             self.order.append(key)
         taken = wire.window_update(sum(map(len, parts)))
         if self.takes:
             self.core.receive(peer, wire.message_head(self.incarnation) + taken)
 
 
-def error_of(reply: wire.Reply | None) -> dict[str, Any]:
+def error_of(reply: ShardAnswer | None) -> dict[str, Any]:
     assert reply is not None, "not answered"
     return json.loads(bytes(reply.body))["error"]
 
@@ -316,7 +317,7 @@ class Cluster:
                 return
         raise AssertionError("the shards always have more work to do")
 
-    def ask(self, shard: int, op: int, topic: str, body: Any = b"", args: bytes = b"") -> wire.Reply | None:
+    def ask(self, shard: int, op: int, topic: str, body: Any = b"", args: bytes = b"") -> ShardAnswer | None:
         rig = self.rig(shard)
         key = rig.receive(op, topic, body, args=args)
         self.rest()

@@ -20,6 +20,7 @@ import msgspec
 from router.pending import PendingRequests
 from router.watch.service import start_streams
 from tests.support.engine_harness import SMALL
+from tests.support.shard_answers import ShardAnswer, as_answer
 from tests.support.shard_rig import FRONT, Rig
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk
@@ -37,7 +38,7 @@ from topics.link.watch import (
     OpenSession,
     SessionSpec,
     encode,
-    read_page_head,
+    read_page_fields,
 )
 from topics.protocols.http.call import Call, Services
 from topics.protocols.http.event_stream import EventStream
@@ -65,10 +66,10 @@ class Page:
         return self.from_seq, self.to_seq
 
 
-def page_of(reply: wire.Reply) -> Page:
+def page_of(reply: ShardAnswer) -> Page:
     if reply.kind != wire.FEED:
         return Page(reply.status)
-    head = read_page_head(reply.head)
+    head = read_page_fields(reply.head)
     seqs = [record["$seq"] for record in json.loads(b"[%b]" % bytes(reply.body))]
     assert len(seqs) == head.count
     return Page(reply.status, head.from_seq, head.to_seq, seqs, head.caught_up, head.tombstone)
@@ -78,14 +79,14 @@ class FeedRig(Rig):
     """One shard with feeds: any number of replies per number, and jobs that may fail."""
 
     def __init__(self, config: EngineConfig = ROOMY, **options: Any) -> None:
-        self.heard: dict[tuple[bytes, int], list[wire.Reply]] = {}
-        self.told: list[tuple[bytes, wire.Reply]] = []
+        self.heard: dict[tuple[bytes, int], list[ShardAnswer]] = {}
+        self.told: list[tuple[bytes, ShardAnswer]] = []
         self.is_syncing = True  # otherwise jobs of that kind wait
         super().__init__(config, **options)
 
     def _keep(self, peer: bytes, parts: list[wire.Buffer]) -> None:
         head = bytes(parts[0])
-        for reply in wire.read_replies(head, *parts[1:]):
+        for reply in map(as_answer, wire.read_replies(head, *parts[1:])):
             self.heard.setdefault((peer, reply.id), []).append(reply)
             self.told.append((peer, reply))
             self.replies.setdefault((peer, reply.id), reply)

@@ -90,7 +90,7 @@ class WatchRead(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FeedPage(msgspec.Struct, array_like=True):
-    """The head of a FEED, whose body is the records as JSON objects separated by commas.
+    """The fields of a FEED, whose body is the records as JSON objects separated by commas.
 
     `epoch` is set in replies to FOLLOW and WATCH_READ. It does not change during the life of a feed.
     """
@@ -181,13 +181,13 @@ class OpenedSession(msgspec.Struct, frozen=True, array_like=True):
 encode = msgspec.msgpack.encode
 
 
-def page_head(page: FeedPage) -> bytes:
-    head = _PAGE.pack(
+def page_fields(page: FeedPage) -> bytes:
+    fields = _PAGE.pack(
         page.from_seq, page.to_seq, page.head_seq, page.earliest_seq, page.count, page.caught_up
     )
     if page.tombstone is None and not page.epoch:
-        return head
-    return head + encode((_tombstone(page.tombstone), page.epoch))
+        return fields
+    return fields + encode((_tombstone(page.tombstone), page.epoch))
 
 
 def _tombstone(gone: Tombstone | None) -> tuple[int, int, str, int, int, int] | None:
@@ -196,10 +196,10 @@ def _tombstone(gone: Tombstone | None) -> tuple[int, int, str, int, int, int] | 
     return (gone.gap_from, gone.gap_to, gone.reason, gone.missed_estimate, gone.earliest_seq, gone.head_seq)
 
 
-def read_page_head(head: bytes) -> FeedPage:
-    from_seq, to_seq, head_seq, earliest_seq, count, caught_up = _PAGE.unpack_from(head)
+def read_page_fields(fields: bytes) -> FeedPage:
+    from_seq, to_seq, head_seq, earliest_seq, count, caught_up = _PAGE.unpack_from(fields)
     page = FeedPage(from_seq, to_seq, head_seq, earliest_seq, count, bool(caught_up))
-    if len(head) > PAGE_BYTES:
-        gone, page.epoch = msgspec.msgpack.decode(head[PAGE_BYTES:])
+    if len(fields) > PAGE_BYTES:
+        gone, page.epoch = msgspec.msgpack.decode(fields[PAGE_BYTES:])
         page.tombstone = Tombstone(*gone) if gone is not None else None
     return page

@@ -5,13 +5,17 @@ One ZeroMQ message carries everything that one side has for the other in a tick:
     message   version u16 · incarnation u64 · items
     request   id u64 · received_us u64 · budget_ms u32 · op u8 · flags u8 · topic_len u16 · args_len u32 · body_len u32
               topic · args · body
-    reply     id u64 · status u16 · kind u8 · 0 u8 · head_len u32 · body_len u32
-              head · body
+    reply     id u64 · code u8 · kind u8 · fields_len u32 · body_len u32
+              fields · body
 
 Little-endian. `received_us` is the machine's monotonic clock, the same in every process, so that a reply can report the
 total time. A request that a shard has not begun within `budget_ms` of it is refused, not executed. `args` is msgpack of
-`Args`, absent when all fields have their defaults. `head` is HTTP header lines. A body of SEPARATE_BODY_BYTES or more is
-not copied into the message but sent as a separate message part; its body_len is SEPARATE, and its item is the last.
+`Args`, absent when all fields have their defaults. `code` is the result. `kind` names the encoding of the body or, if the
+shard was not asked, the event; `fields` are what the receiver needs without decoding the body. The body of an error is a
+`Failure`. No protocol of clients is known here: statuses and headers are made of codes and fields by `topics/protocols/`.
+
+A body of SEPARATE_BODY_BYTES or more is not copied into the message but sent as a separate message part; its body_len is
+SEPARATE, and its item is the last.
 
 Flow control: with WINDOW_UPDATE a front reports the bytes of messages it has received since the last one (u64, the
 body), and with PRESSURE its load (per mille, as the id). Neither has a reply.
@@ -26,11 +30,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from secrets import token_hex
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-VERSION = 1
+from topics.api.errors import TopicsError
+
+VERSION = 2
 
 WRITE, WRITE_LINES, DIFF, DIFF_FRAMES, DELETE = 1, 2, 3, 4, 5
 PUT_TOPIC, GET_TOPIC, DROP_TOPIC, LIST_TOPICS = 6, 7, 8, 9
@@ -76,10 +82,14 @@ MUST_PARSE = 32  # a WRITE_RAW with a JSON content type
 PUBLISH = 32  # a WRITE whose body is a WebSocket command
 WITH_EPOCH = 64  # the reply to a write contains the topic's epoch
 STRICT = 128  # unknown fields of the body are an error
-# Never sent: the body has unknown fields, listed in `Request.ignored`.
-IGNORED = 256
+# Never sent: the body has unknown fields, listed in `Request.ignored`; the read is served before its topic has caught up.
+IGNORED, LATE = 256, 512
 
-JSON, FRAMES, INTERNAL, PUSH = 0, 1, 2, 3
+# Result codes. UNFINISHED: the command goes on; the client repeats it to learn the result.
+OK, CREATED, UNFINISHED, ERROR = 0, 1, 2, 3
+
+JSON, FRAMES, MSGPACK = 0, 1, 2
+GRANT = 3  # of the catalog, to a worker
 FEED, NEW_TOPIC, END_STREAM = 4, 5, 6  # their ids: those of the FOLLOW, the WATCH_NAMES, the stream
 JOBS = 7  # its id: that of the OPEN_JOBS
 
@@ -93,13 +103,14 @@ SOCKET_BYTES = 4 << 20  # kernel buffer: large enough for most large bodies, so 
 
 _MESSAGE = struct.Struct("<HQ")
 _REQUEST = struct.Struct("<QQIBBHII")
-_REPLY = struct.Struct("<QHBBII")
+_REPLY = struct.Struct("<QBBII")
 _WINDOW_UPDATE = struct.Struct("<Q")
 MESSAGE_BYTES = _MESSAGE.size
 REQUEST_BYTES = _REQUEST.size
 REPLY_BYTES = _REPLY.size
 
 Buffer: TypeAlias = bytes | memoryview
+Result: TypeAlias = tuple[int, int, bytes, Buffer]  # code, kind, fields, body
 
 
 class Args(msgspec.Struct, array_like=True, omit_defaults=True):
@@ -133,6 +144,20 @@ decode_args = msgspec.msgpack.Decoder(Args).decode
 NO_ARGS = Args()
 
 
+class Failure(msgspec.Struct, array_like=True):
+    """Body of a reply with the code ERROR: a TopicsError."""
+
+    code: str
+    message: str
+    detail: dict[str, Any] = {}
+
+
+_encode_failure = msgspec.msgpack.Encoder().encode
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+# Codes of errors after which the request can be repeated: the shard is starting, or stopping.
+UNAVAILABLE = frozenset(("not_ready", "shutting_down"))
+
+
 class BadMessage(Exception):
     """A message of another protocol version, or one that is malformed."""
 
@@ -152,13 +177,34 @@ class Request:
 
 @dataclass(slots=True)
 class Reply:
-    """A shard's reply: HTTP status, header lines, body."""
+    """A shard's reply, or an event."""
 
     id: int
-    status: int
+    code: int
     kind: int
-    head: bytes
+    fields: bytes
     body: Buffer
+
+    @property
+    def failure(self) -> Failure:
+        """The error, if the code is ERROR."""
+        try:
+            return _decode_failure(self.body)
+        except msgspec.MsgspecError as error:  # one bad message must not take a process down
+            return Failure("internal", f"an error of a shard cannot be decoded: {error}")
+
+    @property
+    def error_code(self) -> str:
+        """The code of the error; empty if it is none."""
+        return self.failure.code if self.code == ERROR else ""
+
+
+def failed(code: str, message: str, detail: dict[str, object] | None = None) -> Result:
+    return ERROR, MSGPACK, b"", _encode_failure(Failure(code, message, detail or {}))
+
+
+def refused(error: TopicsError) -> Result:
+    return failed(error.code, str(error), error.detail)
 
 
 def new_peer() -> bytes:
@@ -213,8 +259,8 @@ def read_window_update(body: Buffer) -> int:
     return int(_WINDOW_UPDATE.unpack(body)[0])
 
 
-def reply_head(request_id: int, status: int, kind: int, head: bytes, body_len: int) -> bytes:
-    return _REPLY.pack(request_id, status, kind, 0, len(head), body_len) + head
+def reply_head(request_id: int, code: int, kind: int, fields: bytes, body_len: int) -> bytes:
+    return _REPLY.pack(request_id, code, kind, len(fields), body_len) + fields
 
 
 def _separate(body: Buffer | None) -> Buffer:
@@ -259,9 +305,9 @@ def read_replies(message: bytes, separate: Buffer | None = None) -> Iterator[Rep
     unpack = _REPLY.unpack_from
     try:
         while at < end:
-            number, status, kind, _, head_len, body_len = unpack(message, at)
-            head_at = at + REPLY_BYTES
-            body_at = head_at + head_len
+            number, code, kind, fields_len, body_len = unpack(message, at)
+            fields_at = at + REPLY_BYTES
+            body_at = fields_at + fields_len
             if body_len == SEPARATE:
                 at, body = body_at, _separate(separate)
             else:
@@ -269,6 +315,6 @@ def read_replies(message: bytes, separate: Buffer | None = None) -> Iterator[Rep
                 body = message[body_at:at]
             if at > end:
                 raise BadMessage("an item extends beyond its message")
-            yield Reply(number, status, kind, message[head_at:body_at], body)
+            yield Reply(number, code, kind, message[fields_at:body_at], body)
     except struct.error as error:
         raise BadMessage(f"a truncated reply: {error}") from None

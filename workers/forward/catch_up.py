@@ -35,19 +35,12 @@ WAIT_US = 1_000_000
 HELD_MAX = 10_000  # reads; further ones are served at once, as if they had timed out
 QUERIES_MAX = 256  # in flight to one shard; copies, dead letters and steps need room, too
 
-# A request flag that is never sent: the read is served before the topic has caught up.
-LATE = 512
-
 READS = frozenset(
     (
         wire.DIFF, wire.DIFF_FRAMES, wire.GET_TOPIC, wire.WATCH_READ, wire.CLAIM, wire.LAST_BY_TAG,
         wire.COUNT_BY_TAG, wire.LIST_DELETED, wire.OPEN_JOBS, wire.FORWARD_TOTALS,
     )
 )  # fmt: skip
-
-_PERFORMANCE = b'"performance":{'
-_TIMED_OUT = b'"performance":{"catch_up_timed_out":true,'
-_HEADER = b"Topics-Catch-Up-Timed-Out: true\r\n"
 
 
 @dataclass(slots=True, eq=False)
@@ -220,7 +213,7 @@ class CatchUps:
     def _on_reply(self, shard: int, query: CatchUpQuery, reply: wire.Reply | None) -> None:
         """A source that reports rules as behind could not reach this shard; it may not know yet that it is up."""
         self._in_flight[shard] -= 1
-        is_late = reply is None or reply.status != 200
+        is_late = reply is None or reply.code != wire.OK
         if reply is not None and not is_late:
             is_late = bool(forward_messages.read_caught_up(reply.body).behind)
         self._part_done(query.topic_state, query.round, is_late=is_late)
@@ -247,7 +240,7 @@ class CatchUps:
             del self._topics[topic_state.topic]
 
     def _mark_late(self, request: wire.Request) -> None:
-        request.flags |= LATE
+        request.flags |= wire.LATE
         self.late += 1
 
     # -- time ----------------------------------------------------------------------------------------------
@@ -268,15 +261,3 @@ class CatchUps:
             if topic_state.running.until_us <= now_us:
                 topic_state.running.is_late = True
                 self._end(topic_state)
-
-
-def mark_late(rendered: tuple[int, int, bytes, wire.Buffer]) -> tuple[int, int, bytes, wire.Buffer]:
-    """Mark the reply of a read that was served late."""
-    status, kind, head, body = rendered
-    if kind == wire.FRAMES:
-        return status, kind, head + _HEADER, body
-    if kind != wire.JSON:
-        return rendered
-    # `performance` is the last member of every reply and contains only numbers, so no record data follows it.
-    before, found, after = bytes(body).rpartition(_PERFORMANCE)
-    return (status, kind, head, before + _TIMED_OUT + after) if found else rendered

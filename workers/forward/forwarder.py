@@ -493,7 +493,7 @@ class Forwarder:
         """Reply of another worker; None: the outcome is unknown."""
         if reply is None:
             self._rejected(batch)
-        elif reply.status == 200:
+        elif reply.code == wire.OK:
             try:
                 self._accepted(batch, forward_messages.read_taken(reply.body))
             except TopicsError as error:

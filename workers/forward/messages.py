@@ -1,6 +1,6 @@
 """Messages between workers about forwards: the bodies of wire.COPIES … wire.FORWARD_TOTALS.
 
-    op               from → to                 topic    body                          reply, with status 200
+    op               from → to                 topic    body                          reply, with the code OK
     FORWARD_STEP     catalog → source, dest    -        an engine command             its result
     COPIES           source → dest             dest     `Copies`                      `CopiesTaken`
     CATCH_UP         dest → source             -        `CatchUp`                     `CaughtUp`
@@ -8,7 +8,7 @@
     FORWARDS_CHECK   catalog → any shard       -        `ForwardsCheck`               `ForwardsMissed`
     FORWARD_TOTALS   catalog → dest            dest     `WantTotals`                  `ForwardTotals`
 
-A refusal has the status and JSON body that a client would get. FORWARD_TOTALS with a topic is a read of that topic, and
+A refusal is the error that a client would get. FORWARD_TOTALS with a topic is a read of that topic, and
 catches up first like any other; without one it returns the current totals.
 """
 

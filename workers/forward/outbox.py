@@ -31,7 +31,6 @@ from functools import partial
 import msgspec
 
 from topics.api.errors import InvalidRequest, TopicsError
-from topics.api.http_errors import STATUS
 from topics.api.limits import KIB, MIB
 from topics.engine.commands import consumers as cmd
 from topics.engine.commands.topics import Command
@@ -55,7 +54,10 @@ WAIT_US = 1_000_000
 HELD_MAX = 1_000
 HELD_BYTES_MAX = 16 * MIB
 
-BAD_RECORD = 400  # status of a refusal that does not apply to later dead letters
+# Errors that do not apply to later dead letters; and those of a shard that is starting or read-only, or may have stored
+# them all the same.
+BAD_RECORD = frozenset(("invalid_request", "batch_too_large", "record_too_large"))
+PASSING = wire.UNAVAILABLE | {"internal"}
 
 encode_dead_letters = msgspec.msgpack.Encoder().encode
 _decode_dead_letters = msgspec.msgpack.Decoder(list[cmd.DeadLetter]).decode
@@ -242,7 +244,7 @@ class Outbox:
         """Reply of another worker; None: the outcome is unknown."""
         if reply is None:
             self._retry_later(batch)
-        elif reply.status == 200:
+        elif reply.code == wire.OK:
             try:
                 self._accepted(batch, _decode_taken(reply.body))
             except msgspec.MsgspecError as error:
@@ -251,7 +253,7 @@ class Outbox:
                 )
                 self._retry_later(batch)
         else:
-            self._rejected(batch, reply.status)
+            self._rejected(batch, reply.error_code)
 
     def on_result(self, batch: OutboxBatch, result: object) -> None:
         """Result of this shard's engine, for dead letters to a topic of this shard, or for SettleDeadLetters."""
@@ -261,20 +263,20 @@ class Outbox:
             self._accepted(batch, result)
         else:
             assert isinstance(result, TopicsError)
-            self._rejected(batch, STATUS[result.code])
+            self._rejected(batch, result.code)
 
     def _accepted(self, batch: OutboxBatch, taken: cmd.DeadLettersTaken) -> None:
         self._settle(batch, min(batch.last, taken.last_number), done=True)
 
-    def _rejected(self, batch: OutboxBatch, status: int) -> None:
-        if status >= 500:  # the shard is starting or read-only, or may have stored them all the same
+    def _rejected(self, batch: OutboxBatch, error_code: str) -> None:
+        if error_code in PASSING:
             self._retry_later(batch)
         elif batch.count > 1:
             batch.source.count = 1
             batch.source.refused = batch.last
             self._continue(batch)
         else:
-            alone = status == BAD_RECORD
+            alone = error_code in BAD_RECORD
             self._settle(batch, batch.last if alone else max(batch.last, batch.source.refused), done=False)
 
     def _settle(self, batch: OutboxBatch, number: int, *, done: bool) -> None:

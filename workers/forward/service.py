@@ -21,7 +21,7 @@ from topics.engine.shard.shard import Shard
 from topics.link import wire
 from topics.link.reports import ShardReport
 from workers.forward import messages
-from workers.forward.catch_up import LATE, CatchUps
+from workers.forward.catch_up import CatchUps
 from workers.forward.forwarder import Forwarder, Submit
 from workers.peers.links import OnReply, PeerLinks, Send
 
@@ -132,7 +132,7 @@ class Forwarding:
             self.catch_ups.forget(done.uid)
 
     def _reply(self, peer: bytes, request: wire.Request, body: object) -> None:
-        self._send(peer, request.id, 200, wire.INTERNAL, b"", messages.encode(body))
+        self._send(peer, request.id, wire.OK, wire.MSGPACK, b"", messages.encode(body))
 
     def report(self, report: ShardReport) -> None:
         """Add the metrics of forwarding."""
@@ -178,7 +178,7 @@ class Forwarding:
     def _part_done(self, query: TotalsQuery) -> None:
         query.left -= 1
         if not query.left:
-            is_late = bool(query.request.flags & LATE)
+            is_late = bool(query.request.flags & wire.LATE)
             self._reply(query.peer, query.request, messages.ForwardTotals(query.totals, is_late))
 
     def _on_check(self, peer: bytes, request: wire.Request) -> None:
@@ -203,7 +203,7 @@ class Forwarding:
             removal.retry_at_us = self._now_us() + RETRY_US
 
     def _on_reply(self, removal: RuleRemoval, reply: wire.Reply | None) -> None:
-        if reply is not None and reply.status == 200:
+        if reply is not None and reply.code == wire.OK:
             self._finish(removal)
         else:
             removal.retry_at_us = self._now_us() + RETRY_US

@@ -118,7 +118,7 @@ class PeerLinks:
         if link is None or wire.read_message_head(message) != link.incarnation:
             return  # from a previous incarnation, whose requests are already given up
         for reply in wire.read_replies(message, separate):
-            if reply.kind == wire.PUSH:
+            if reply.kind == wire.GRANT:
                 self._on_push(shard, reply)
                 continue
             request = link.in_flight.pop(reply.id, None)

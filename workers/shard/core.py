@@ -19,7 +19,6 @@ from typing import Any, cast
 import msgspec
 
 from topics.api.errors import InvalidRequest, OverGrant, TopicsError
-from topics.api.http_errors import error_head, error_parts
 from topics.engine.commands import consumers as con
 from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
@@ -29,7 +28,7 @@ from topics.link import wire
 from topics.protocols.json import replies
 from topics.protocols.json.large_bodies import LARGE_BYTES, LargeBodies, Steps, read_large, read_large_record
 from topics.protocols.json.large_bodies import OPS as LARGE_OPS
-from workers.forward.catch_up import LATE, READS, mark_late
+from workers.forward.catch_up import READS
 from workers.forward.forwarder import CopyBatch
 from workers.forward.outbox import Outbox, OutboxBatch
 from workers.forward.rules.service import Operation, RuleService
@@ -386,7 +385,7 @@ class ShardCore:
         else:
             self._dispatch(peer, request)
             return
-        self._send(peer, request.id, 200, wire.INTERNAL, b"", body)
+        self._send(peer, request.id, wire.OK, wire.MSGPACK, b"", body)
 
     def _report(self, peer: bytes) -> bytes:
         report = self.metrics.report(self.progress)
@@ -644,7 +643,7 @@ class ShardCore:
             return
         total_ms = (now_us - request.received_us) / MS
         if type(result) is cmd.Appended:
-            status, kind, head, body = replies.appended(
+            answer = replies.appended(
                 result,
                 with_seqs=not request.flags & wire.NO_SEQS,
                 total_ms=total_ms,
@@ -673,8 +672,9 @@ class ShardCore:
             elif request.op == wire.FORWARD_STEP:
                 self.forwarding.on_step(result)
             try:
-                rendered = self._codec.render(request, result, options, total_ms, sync_ms)
-                status, kind, head, body = mark_late(rendered) if request.flags & LATE else rendered
+                answer = self._codec.render(request, result, options, total_ms, sync_ms)
+                if request.flags & wire.LATE:
+                    answer = replies.mark_late(answer)
             except Exception as error:  # one bad record must not take the shard down at every read of it
                 logger.exception("a reply could not be encoded")
                 unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
@@ -684,9 +684,10 @@ class ShardCore:
                 return
             self.metrics.count_tombstone(result)
         if request.flags & wire.IGNORED:
-            head, body = replies.with_ignored(kind, head, body, request.ignored)
+            answer = replies.with_ignored(answer, request.ignored)
         self.metrics.answered(request.op, command, now_us - request.received_us)
-        self._send(peer, request.id, status, kind, head, body)
+        code, kind, fields, body = answer
+        self._send(peer, request.id, code, kind, fields, body)
 
     def _hold_for_dead_letters(
         self, token: Token, command: con.MovesDeadLetters, result: object, sync_ms: float
@@ -734,18 +735,17 @@ class ShardCore:
     # -- out -----------------------------------------------------------------------------------------------
 
     def _refuse(self, peer: bytes, request: wire.Request, error: TopicsError) -> None:
-        status, body = error_parts(error)
         if request.op != wire.CANCEL_CLAIM:  # the client is gone
             self.metrics.refused(error.code)
-        self._send(peer, request.id, status, wire.JSON, error_head(status), body)
+        self._send(peer, request.id, *wire.refused(error))
 
     def _send(
-        self, peer: bytes, request_id: int, status: int, kind: int, head: bytes, body: wire.Buffer
+        self, peer: bytes, request_id: int, code: int, kind: int, fields: bytes, body: wire.Buffer
     ) -> None:
         if peer == SELF_PEER:
-            self._own_replies.append(wire.Reply(request_id, status, kind, head, body))
+            self._own_replies.append(wire.Reply(request_id, code, kind, fields, body))
             return
-        self._replies.add(peer, request_id, status, kind, head, body)
+        self._replies.add(peer, request_id, code, kind, fields, body)
 
 
 def _is_claim_of(peer: bytes, token: object) -> bool:

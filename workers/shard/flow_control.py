@@ -136,17 +136,17 @@ class ReplyBuffer:
         self._large: Sends = []
 
     def add(
-        self, peer: bytes, request_id: int, status: int, kind: int, head: bytes, body: wire.Buffer
+        self, peer: bytes, request_id: int, code: int, kind: int, fields: bytes, body: wire.Buffer
     ) -> None:
         size = len(body)
         if size >= wire.SEPARATE_BODY_BYTES:
-            first = self.head + wire.reply_head(request_id, status, kind, head, wire.SEPARATE)
+            first = self.head + wire.reply_head(request_id, code, kind, fields, wire.SEPARATE)
             self._large.append((peer, [first, body]))
             return
         small = self._small.get(peer)
         if small is None:
             small = self._small[peer] = [self.head]
-        small.append(wire.reply_head(request_id, status, kind, head, size))
+        small.append(wire.reply_head(request_id, code, kind, fields, size))
         small.append(body)  # type: ignore[arg-type]
 
     def take(self, pushes: Iterable[tuple[bytes, bytes]]) -> Sends:
@@ -156,7 +156,7 @@ class ReplyBuffer:
         for peer, sent in messages:
             self._window.sent(peer, sum(map(len, sent)))
         for peer, body in pushes:
-            head = wire.reply_head(0, 200, wire.PUSH, b"", len(body))
+            head = wire.reply_head(0, wire.OK, wire.GRANT, b"", len(body))
             messages.append((peer, [self.head + head + body]))
         if messages:
             self._small, self._large = {}, []

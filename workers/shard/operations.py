@@ -66,7 +66,7 @@ class OperationCodec:
 
     def render(
         self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
-    ) -> replies.Rendered:
+    ) -> wire.Result:
         if request.op in consumer_requests.READERS:
             return self._render_consumers(request, result, options, total_ms, sync_ms)
         if request.op in transaction_requests.READERS:
@@ -83,7 +83,8 @@ class OperationCodec:
                 assert isinstance(options, DiffBody)
                 return replies.page(result, options, total_ms)
             case cmd.FramePage():
-                return replies.frame_page(result)
+                ignored = request.ignored if request.flags & wire.IGNORED else []
+                return replies.frame_page(result, ignored, is_late=bool(request.flags & wire.LATE))
             case cmd.Deleted():
                 return replies.deleted(result, total_ms)
             case cmd.TopicPut():
@@ -102,14 +103,14 @@ class OperationCodec:
             case mrg.MergeReply():
                 return consolidation_requests.rendered(result, total_ms)
             case con.DeadLettersTaken() | fwd.CopiesTaken():
-                return 200, wire.INTERNAL, b"", msgspec.msgpack.encode(result)
+                return wire.OK, wire.MSGPACK, b"", msgspec.msgpack.encode(result)
             case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
-                return 200, wire.INTERNAL, b"", encode_step_done(result)
+                return wire.OK, wire.MSGPACK, b"", encode_step_done(result)
         raise AssertionError(f"no reply format for {type(result)}")
 
     def _render_consumers(
         self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
-    ) -> replies.Rendered:
+    ) -> wire.Result:
         match result:
             case con.Claimed():
                 headers_only = is_headers_only(self._engine, result)

@@ -19,12 +19,11 @@ from typing import Any, TypeAlias
 
 from topics.api import limits
 from topics.api.errors import Throttled, TopicNotFound, TopicsError
-from topics.api.http_errors import error_parts
 from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
 from topics.engine.topic.log import TopicLog
 from topics.link import wire
-from topics.link.watch import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_head
+from topics.link.watch import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_fields
 from topics.protocols.json.replies import feed_page, feed_records
 from workers.peers.links import Send
 
@@ -242,7 +241,7 @@ class Feeds:
 
     def _fail(self, requester: Feed | FeedGroup, error: TopicsError) -> None:
         """The topic is gone or cannot be read: report it to the fronts, which may follow again."""
-        status, body = error_parts(error)
+        refused = wire.refused(error)
         if isinstance(requester, FeedGroup):
             self._withdraw(requester)
             feeds, requester.members = requester.members, []
@@ -253,11 +252,11 @@ class Feeds:
         else:
             feeds = [requester]
         for feed in feeds:
-            self._send(feed.peer, feed.number, status, wire.JSON, b"", body)
+            self._send(feed.peer, feed.number, *refused)
             self._remove(feed)
 
     def _push(self, feed: Feed, page: FeedPage, body: bytes) -> None:
-        self._send(feed.peer, feed.number, 200, wire.FEED, page_head(page), body)
+        self._send(feed.peer, feed.number, wire.OK, wire.FEED, page_fields(page), body)
 
     def _render(self, page: cmd.Page, options: FeedOptions) -> bytes:
         """Render a page once for all fronts with the same feed."""

@@ -26,7 +26,6 @@ from topics.api.errors import (
     TopicNotFound,
     TopicsError,
 )
-from topics.api.http_errors import error_head, error_parts
 from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
@@ -188,11 +187,10 @@ class JobStreams:
     def _open(self, stream: JobStream, result: object) -> None:
         error = _refusal(stream, result)
         if error is not None:
-            status, body = error_parts(error)
-            self._send(stream.peer, stream.number, status, wire.JSON, error_head(status), body)
+            self._send(stream.peer, stream.number, *wire.refused(error))
             self._remove(stream)
             return
-        self._send(stream.peer, stream.number, 200, wire.INTERNAL, b"", b"")
+        self._send(stream.peer, stream.number, wire.OK, wire.MSGPACK, b"", b"")
         if stream.options.check_only:
             self._remove(stream)
             return
@@ -246,7 +244,7 @@ class JobStreams:
             self._fail(stream, TopicsError(f"a job could not be encoded: {error!r}"))
             return
         if body:
-            self._send(stream.peer, stream.number, 200, wire.JOBS, b"", body)
+            self._send(stream.peer, stream.number, wire.OK, wire.JOBS, b"", body)
             stream.unacked.append(len(body))
             self._unacked_bytes[stream.peer] = self._unacked_bytes.get(stream.peer, 0) + len(body)
         self._refill(stream)
@@ -269,8 +267,8 @@ class JobStreams:
 
     def _fail(self, stream: JobStream, error: TopicsError) -> None:
         """End a stream with an error, which the front passes on."""
-        status, body = error_parts(error)
-        self._send(stream.peer, stream.number, status, wire.JOBS, b"", body)
+        code, _, fields, body = wire.refused(error)
+        self._send(stream.peer, stream.number, code, wire.JOBS, fields, body)
         self._close(stream)
 
     def _close(self, stream: JobStream) -> None:

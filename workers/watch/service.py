@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from topics.api.errors import InvalidRequest, TopicsError
-from topics.api.http_errors import error_head, error_parts
 from topics.engine.commands import topics as cmd
 from topics.engine.core.ports import Disk
 from topics.engine.core.subject_trie import SubjectTrie
@@ -267,7 +266,7 @@ class WatchService:
             if key in self._created_meanwhile:
                 self._created_meanwhile[key].append(name)
             else:
-                self._send(key[0], key[1], 200, wire.NEW_TOPIC, b"", name.encode())
+                self._send(key[0], key[1], wire.OK, wire.NEW_TOPIC, b"", name.encode())
 
     def _on_unfollow(self, peer: bytes, request: wire.Request) -> None:
         key = peer, request.id
@@ -305,7 +304,7 @@ class WatchService:
             opened = self.sessions.open(waiting.peer, waiting.request, self._wall_ms())
             if isinstance(opened, StreamOwner):
                 # Sent again when forced: the first one may have arrived before the front knew that stream.
-                self._send(opened.peer, opened.stream, 200, wire.END_STREAM, b"", b"")
+                self._send(opened.peer, opened.stream, wire.OK, wire.END_STREAM, b"", b"")
                 if not force:
                     self._waiting_streams.append(waiting)
                     return
@@ -322,11 +321,10 @@ class WatchService:
             self._open(waiting)
 
     def _refuse(self, waiting: WaitingStream, error: TopicsError) -> None:
-        status, body = error_parts(error)
-        self._send(waiting.peer, waiting.number, status, wire.JSON, error_head(status), body)
+        self._send(waiting.peer, waiting.number, *wire.refused(error))
 
     def _reply(self, peer: bytes, number: int, body: bytes) -> None:
-        self._send(peer, number, 200, wire.INTERNAL, b"", body)
+        self._send(peer, number, wire.OK, wire.MSGPACK, b"", body)
 
     # -- time and the file ---------------------------------------------------------------------------------
 

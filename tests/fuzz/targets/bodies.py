@@ -11,6 +11,7 @@ import json
 from tests.fuzz.front import check_answer
 from tests.fuzz.mutate import Choices
 from tests.fuzz.runner import Target, logged_errors
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import Rig
 from topics.link import wire
 
@@ -151,7 +152,7 @@ def _rig() -> Rig:
     return rig
 
 
-def _ask(rig: Rig, op: int, topic: str, body: bytes, args: wire.Args, flags: int) -> wire.Reply:
+def _ask(rig: Rig, op: int, topic: str, body: bytes, args: wire.Args, flags: int) -> ShardAnswer:
     encoded = wire.encode_args(args)
     name = topic.encode()
     head = wire.request_head(1 << 40, rig.now_us(), 30_000, op, flags, name, encoded, len(body))

@@ -11,6 +11,7 @@ import msgspec
 from router.pending import PendingRequests
 from tests.fuzz.runner import Target, logged_errors
 from tests.support.engine_harness import SMALL
+from tests.support.shard_answers import as_answer
 from tests.support.shard_rig import FRONT, WORKER, Rig
 from topics.api.http_errors import STATUS
 from topics.engine.shard.quotas import QuotaGrant, QuotaRecall, QuotaReport
@@ -42,7 +43,7 @@ def _codec(data: bytes) -> None:
 def _encoded(item: wire.Request | wire.Reply) -> bytes:
     body = bytes(item.body)
     if isinstance(item, wire.Reply):
-        return wire.reply_head(item.id, item.status, item.kind, item.head, len(body)) + body
+        return wire.reply_head(item.id, item.code, item.kind, item.fields, len(body)) + body
     number, received_us, budget_ms = item.id, item.received_us, item.budget_ms
     head = wire.request_head(
         number, received_us, budget_ms, item.op, item.flags, item.topic, item.args, len(body)
@@ -89,7 +90,7 @@ def _to_other_shard(data: bytes) -> None:
     rig.core.set_peers({0: 1})
     try:
         rig.core.receive_reply(
-            0, wire.message_head(1) + wire.reply_head(0, 200, wire.PUSH, b"", len(data)) + data
+            0, wire.message_head(1) + wire.reply_head(0, wire.OK, wire.GRANT, b"", len(data)) + data
         )
     except wire.BadMessage:
         pass
@@ -137,7 +138,7 @@ class OpenRig(Rig):
     """A shard whose answers are only looked at: an input may use one number for two requests."""
 
     def _keep(self, peer: bytes, parts: list[wire.Buffer]) -> None:
-        for reply in wire.read_replies(bytes(parts[0]), *parts[1:]):
+        for reply in map(as_answer, wire.read_replies(bytes(parts[0]), *parts[1:])):
             assert reply.status in _STATUSES, reply
             self.replies[peer, reply.id] = reply
 
@@ -170,7 +171,7 @@ def seeds() -> list[bytes]:
         _request(op, b"{}", args)
         for op in (wire.LIST_TOPICS, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED, wire.WRITE_LINES)
     ]
-    replies = [wire.reply_head(number, 200, 0, b"X: y\r\n", 2) + b"{}" for number in range(1, 5)]
+    replies = [wire.reply_head(number, wire.OK, wire.JSON, b"fields", 2) + b"{}" for number in range(1, 5)]
     reports = [
         QuotaReport(1, 5, 3, 100, begins=True),
         QuotaReport(2, 1, 0, 0, 5, 500, 2, 1),

@@ -41,9 +41,9 @@ requests = st.builds(
 replies = st.builds(
     wire.Reply,
     id=U64,
-    status=st.integers(0, 65535),
+    code=U8,
     kind=U8,
-    head=st.binary(max_size=80),
+    fields=st.binary(max_size=80),
     body=st.binary(max_size=200),
 )
 
@@ -64,11 +64,11 @@ def pack_request(request: wire.Request, body_len: int | None = None) -> bytes:
 
 def pack_reply(reply: wire.Reply, body_len: int | None = None) -> bytes:
     size = len(reply.body) if body_len is None else body_len
-    return wire.reply_head(reply.id, reply.status, reply.kind, reply.head, size)
+    return wire.reply_head(reply.id, reply.code, reply.kind, reply.fields, size)
 
 
 REQUEST = wire.Request(7, 8, 9, wire.WRITE, wire.NO_SEQS, b"orders", b"args", b"body")
-REPLY = wire.Reply(7, 200, wire.JSON, b"A: b\r\n", b"body")
+REPLY = wire.Reply(7, wire.CREATED, wire.FRAMES, b"fields", b"body")
 
 # Everything below holds for both directions.
 BOTH = pytest.mark.parametrize(

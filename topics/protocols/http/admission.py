@@ -19,7 +19,6 @@ from urllib.parse import unquote_to_bytes
 
 from topics.api.api_keys import ApiKey, find_key
 from topics.api.errors import TopicsError
-from topics.api.http_errors import error_head, error_parts
 from topics.api.origins import Origins
 from topics.protocols.http.call import (
     ANY_TYPE,
@@ -29,6 +28,7 @@ from topics.protocols.http.call import (
     Endpoint,
     Services,
     error_response,
+    refusal,
 )
 from topics.protocols.http.endpoints import (
     consumers,
@@ -274,7 +274,7 @@ class Admission:
         try:
             route.endpoint(call, respond)
         except TopicsError as error:
-            respond(_refusal(error))
+            respond(refusal(error))
         except Exception:
             logger.exception("a request failed")
             respond(error_response("internal", "the request failed; see the server's log"))
@@ -430,7 +430,7 @@ class Admission:
             if body is None or len(body) <= GUNZIP_LARGE or bytes_max <= GUNZIP_LARGE:
                 decompressed(body)
             elif route.exceeds_count is not None and route.exceeds_count(request, body):
-                respond(_refusal(too_many_records()))
+                respond(refusal(too_many_records()))
             else:
                 decompress(bytes_max, decompressed)
 
@@ -523,11 +523,6 @@ class Admission:
 def _is_blind_claim(request: Request, route: Route) -> bool:
     """A page of another site requests jobs without an Origin, for example as an image: it could not read them, but would lease them."""
     return route.endpoint in _CLAIMING and request.fetch_site in _OTHER_SITES and not request.origin
-
-
-def _refusal(error: TopicsError) -> Response:
-    status, body = error_parts(error)
-    return Response(status, body, JSON_TYPE, error_head(status))
 
 
 def _too_many_buffered() -> Response:

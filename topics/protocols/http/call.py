@@ -9,11 +9,15 @@ from functools import partial
 from typing import TypeAlias
 
 from topics.api.api_keys import ApiKey
+from topics.api.errors import TopicsError
 from topics.api.http_errors import STATUS, error_body, error_head
 from topics.engine.core.placement import shard_of
 from topics.link import wire
+from topics.link.frame_page import decode_fields
 from topics.protocols.http.exchange import Request, Respond, Response
 from topics.protocols.http.ports import Later, Shards, Streams
+from topics.protocols.json.replies import tombstone
+from topics.protocols.json.unknown_fields import ignored_header
 from topics.system.settings import Settings
 
 FRAMES_TYPE = b"application/vnd.topics.frames"
@@ -21,6 +25,7 @@ JSON_TYPE = b"application/json"
 LINES_TYPE = b"application/x-ndjson"
 ANY_TYPE = b""  # a prefix of every content type
 CATALOG_SHARD = 0
+_STATUS = {wire.OK: 200, wire.CREATED: 201, wire.UNFINISHED: 202}
 
 
 @dataclass(slots=True)
@@ -77,9 +82,40 @@ def no_upgrade() -> Response:
     return response
 
 
+def refusal(error: TopicsError) -> Response:
+    return error_response(error.code, str(error), error.detail)
+
+
 def from_reply(reply: wire.Reply) -> Response:
-    content_type = FRAMES_TYPE if reply.kind == wire.FRAMES else JSON_TYPE
-    return Response(reply.status, reply.body, content_type, reply.head)
+    if reply.kind == wire.JSON:
+        return Response(_STATUS[reply.code], reply.body)
+    if reply.code == wire.ERROR:
+        failure = reply.failure
+        return error_response(failure.code, failure.message, failure.detail)
+    return Response(200, reply.body, FRAMES_TYPE, frame_page_head(reply.fields))
+
+
+def frame_page_head(fields: bytes) -> bytes:
+    """The header lines of a page of frames."""
+    page = decode_fields(fields)
+    head = (
+        b"Topics-Next-From-Seq: %d\r\nTopics-Head-Seq: %d\r\nTopics-Earliest-Seq: %d\r\n"
+        b"Topics-Count: %d\r\nTopics-Caught-Up: %b\r\n"
+        % (
+            page.next_from_seq,
+            page.head_seq,
+            page.earliest_seq,
+            page.count,
+            b"true" if page.next_from_seq == page.head_seq else b"false",
+        )
+    )
+    if page.epoch:
+        head += b"Topics-Epoch: %b\r\n" % page.epoch.encode()
+    if page.tombstone is not None:
+        head += b"Topics-Tombstone: %b\r\n" % tombstone(page.tombstone)
+    if page.catch_up_timed_out:
+        head += b"Topics-Catch-Up-Timed-Out: true\r\n"
+    return head + ignored_header(page.ignored) if page.ignored else head
 
 
 def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:

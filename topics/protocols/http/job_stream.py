@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from topics.api.http_errors import STATUS
 from topics.link import wire
 from topics.protocols.http import sse
 from topics.protocols.http.exchange import Sink
@@ -20,18 +19,6 @@ if TYPE_CHECKING:
     from topics.protocols.http.ports import Streams
 
 HEARTBEAT_US = 15_000_000
-
-
-class _Error(msgspec.Struct):
-    code: str
-    message: str
-
-
-class _ErrorBody(msgspec.Struct):
-    error: _Error
-
-
-_error_body = msgspec.json.Decoder(_ErrorBody).decode
 
 
 class JobEventStream:
@@ -78,14 +65,15 @@ class JobEventStream:
 
     def receive(self, reply: wire.Reply) -> None:
         """Process a push from the shard, or the error that ends the stream."""
-        if reply.status == 200:
+        if reply.code == wire.OK:
             self._held.append(bytes(reply.body))
             self._write_held()
             return
-        error = _error_body(reply.body).error
+        failure = reply.failure
         # The API uses numbers for errors after which reconnecting is useless.
-        code = reply.status if reply.status in (404, 409) else error.code
-        self.end(sse.error(code, error.message, topic=self._topic))
+        status = STATUS[failure.code]
+        code = status if status in (404, 409) else failure.code
+        self.end(sse.error(code, failure.message, topic=self._topic))
 
     def _write_held(self) -> None:
         sink = self._sink

@@ -26,15 +26,7 @@ from topics.engine.storage.frames import (
     read_extensions,
 )
 from topics.link import wire
-from topics.protocols.json.replies import (
-    CREATED,
-    OK,
-    Rendered,
-    cursor_text,
-    json_reply,
-    tombstone,
-    with_cursor,
-)
+from topics.protocols.json.replies import cursor_text, json_reply, tombstone, with_cursor
 
 _encode = msgspec.json.encode
 _COUNTED = {"ack": b"acked", "nack": b"nacked", "extend": b"extended", "term": b"termed"}
@@ -43,7 +35,7 @@ _COUNTED = {"ack": b"acked", "nack": b"nacked", "extend": b"extended", "term": b
 # -- claims ------------------------------------------------------------------------------------------------
 
 
-def claimed(result: con.Claimed, total_ms: float, *, headers_only: bool = False) -> Rendered:
+def claimed(result: con.Claimed, total_ms: float, *, headers_only: bool = False) -> wire.Result:
     jobs = render_jobs(result, headers_only=headers_only)
     named = result.consumer
     body = b"".join(
@@ -57,7 +49,7 @@ def claimed(result: con.Claimed, total_ms: float, *, headers_only: bool = False)
             b'"performance":{"server_total_ms":%.3f}}' % total_ms,
         )
     )
-    return OK, wire.JSON, b"", body
+    return wire.OK, wire.JSON, b"", body
 
 
 def render_jobs(result: con.Claimed, *, headers_only: bool = False, members: bytes = b"") -> list[bytes]:
@@ -157,7 +149,7 @@ def _length(extensions: dict[int, bytes], which: int) -> int:
 # -- acks --------------------------------------------------------------------------------------------------
 
 
-def settled(result: con.Settled, total_ms: float, sync_ms: float) -> Rendered:
+def settled(result: con.Settled, total_ms: float, sync_ms: float) -> wire.Result:
     if result.kind == "extend":
         pairs = b",".join([b'"%d":%d' % pair for pair in result.deadlines.items()])
         rest = b'"deadlines":{%b}' % pairs
@@ -173,13 +165,13 @@ def settled(result: con.Settled, total_ms: float, sync_ms: float) -> Rendered:
         total_ms,
         b',"fsync_ms":%.3f' % sync_ms if sync_ms > 0 else b"",
     )
-    return OK, wire.JSON, b"", body
+    return wire.OK, wire.JSON, b"", body
 
 
 # -- named consumers ---------------------------------------------------------------------------------------
 
 
-def render_consumer(result: object, op: int, page_size: int, total_ms: float) -> Rendered:
+def render_consumer(result: object, op: int, page_size: int, total_ms: float) -> wire.Result:
     match result:
         case con.ConsumerState() if op == wire.PUT_CONSUMER:
             return consumer_put(result, total_ms)
@@ -194,19 +186,19 @@ def render_consumer(result: object, op: int, page_size: int, total_ms: float) ->
     raise AssertionError(f"no reply format for {type(result)}")
 
 
-def consumer_put(state: con.ConsumerState, total_ms: float) -> Rendered:
+def consumer_put(state: con.ConsumerState, total_ms: float) -> wire.Result:
     body = consumer_body(state) | {"created": state.created}
-    return json_reply(body, total_ms, CREATED if state.created else OK)
+    return json_reply(body, total_ms, wire.CREATED if state.created else wire.OK)
 
 
-def consumer_list(result: con.ConsumerList, page_size: int, total_ms: float) -> Rendered:
+def consumer_list(result: con.ConsumerList, page_size: int, total_ms: float) -> wire.Result:
     rows = result.consumers[:page_size]
     last = rows[-1].consumer.encode() if len(result.consumers) > page_size else None
     body: dict[str, object] = {"topic": result.topic, "consumers": [consumer_body(row) for row in rows]}
     return json_reply(with_cursor(body, cursor_text(last)), total_ms)
 
 
-def consumer_dropped(result: con.ConsumerDropped, total_ms: float) -> Rendered:
+def consumer_dropped(result: con.ConsumerDropped, total_ms: float) -> wire.Result:
     body: dict[str, object] = {
         "topic": result.topic,
         "consumer": result.consumer,
@@ -215,7 +207,7 @@ def consumer_dropped(result: con.ConsumerDropped, total_ms: float) -> Rendered:
     return json_reply(body, total_ms)
 
 
-def consumer_reset(result: con.ConsumerReset, total_ms: float) -> Rendered:
+def consumer_reset(result: con.ConsumerReset, total_ms: float) -> wire.Result:
     body: dict[str, object] = {
         "topic": result.state.topic,
         "consumer": result.state.consumer,

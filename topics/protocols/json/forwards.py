@@ -18,7 +18,7 @@ from topics.engine.shard.appends import NAME
 from topics.link import wire
 from topics.protocols.json.bodies import BodyType, read_body
 from topics.protocols.json.consumer_requests import FILTERS_MAX
-from topics.protocols.json.replies import CREATED, OK, Rendered, cursor_text, json_reply, with_cursor
+from topics.protocols.json.replies import cursor_text, json_reply, with_cursor
 from topics.protocols.json.requests import TAG_BYTES_MAX, make_match, tag_match
 
 FORWARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
@@ -172,21 +172,23 @@ def forward_body(forward: Forward) -> dict[str, object]:
     }
 
 
-def forward_put(forward: Forward, created: bool, total_ms: float) -> Rendered:
-    return json_reply(forward_body(forward) | {"created": created}, total_ms, CREATED if created else OK)
+def forward_put(forward: Forward, created: bool, total_ms: float) -> wire.Result:
+    return json_reply(
+        forward_body(forward) | {"created": created}, total_ms, wire.CREATED if created else wire.OK
+    )
 
 
-def forward_got(forward: Forward, total: int, timed_out: bool, total_ms: float) -> Rendered:
+def forward_got(forward: Forward, total: int, timed_out: bool, total_ms: float) -> wire.Result:
     body = forward_body(forward) | {"forwarded_total": total}
     if not timed_out:
         return json_reply(body, total_ms)
     performance = {"server_total_ms": round(total_ms, 3), "catch_up_timed_out": True}
-    return OK, wire.JSON, b"", msgspec.json.encode(body | {"performance": performance})
+    return wire.OK, wire.JSON, b"", msgspec.json.encode(body | {"performance": performance})
 
 
 def forward_list(
     forwards: list[Forward], totals: dict[int, int], page_size: int, total_ms: float
-) -> Rendered:
+) -> wire.Result:
     """More rules than `page_size` mean that there is another page. A rule without a total is being deleted."""
     rows = [
         {
@@ -203,5 +205,5 @@ def forward_list(
     return json_reply(with_cursor({"routers": rows}, cursor_text(last)), total_ms)
 
 
-def forward_dropped(name: str, deleted: bool, total_ms: float) -> Rendered:
+def forward_dropped(name: str, deleted: bool, total_ms: float) -> wire.Result:
     return json_reply({"router": name, "deleted": deleted}, total_ms)

@@ -12,9 +12,8 @@ from topics.engine.commands import merges as mrg
 from topics.engine.commands.merges import MergeParameters
 from topics.link import wire
 from topics.protocols.json.bodies import BodyType, check_u64, read_body
-from topics.protocols.json.replies import OK, Rendered, json_reply
+from topics.protocols.json.replies import json_reply
 
-ACCEPTED = 202
 LEASE_CHARACTERS_MAX = 64
 SNAPSHOT_TTL_MS_MIN = 1000
 
@@ -91,5 +90,5 @@ _READERS: dict[str, Reader] = {
 }
 
 
-def rendered(answer: mrg.MergeReply, total_ms: float) -> Rendered:
-    return json_reply(dict(answer.body), total_ms, OK if answer.is_final else ACCEPTED)
+def rendered(answer: mrg.MergeReply, total_ms: float) -> wire.Result:
+    return json_reply(dict(answer.body), total_ms, wire.OK if answer.is_final else wire.UNFINISHED)

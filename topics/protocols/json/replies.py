@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from typing import TypeAlias
 
 import msgspec
 
@@ -13,13 +12,13 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.priority import effective_priority
 from topics.engine.reading.render import render_records
 from topics.link import wire
-from topics.link.watch import FeedOptions, FeedPage, WatchRead, page_head
-from topics.protocols.json.unknown_fields import add_ignored, ignored_header
-
-Rendered: TypeAlias = tuple[int, int, bytes, wire.Buffer]  # status, kind, header lines, body
+from topics.link.frame_page import FramePageFields, encode_fields
+from topics.link.watch import FeedOptions, FeedPage, WatchRead, page_fields
+from topics.protocols.json.unknown_fields import add_ignored
 
 _encode = msgspec.json.encode
-OK, CREATED = 200, 201
+_PERFORMANCE = b'"performance":{'
+_TIMED_OUT = b'"performance":{"catch_up_timed_out":true,'
 
 
 def appended(
@@ -30,7 +29,7 @@ def appended(
     append_ms: float,
     sync_ms: float,
     more: bytes = b"",
-) -> Rendered:
+) -> wire.Result:
     """`more`: further members of `performance`, each with a leading comma."""
     first, count = result.first_seq, result.count
     last = first + count - 1
@@ -59,10 +58,10 @@ def appended(
             more,
         )
     )
-    return CREATED if result.created else OK, wire.JSON, b"", body
+    return wire.CREATED if result.created else wire.OK, wire.JSON, b"", body
 
 
-def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
+def page(result: cmd.Page, options: DiffBody, total_ms: float) -> wire.Result:
     caught_up = result.next_from_seq == result.head_seq
     body = b"".join(
         (
@@ -91,13 +90,13 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> Rendered:
             ),
         )
     )
-    return OK, wire.JSON, b"", body
+    return wire.OK, wire.JSON, b"", body
 
 
-def watch_page(result: cmd.Page, read: WatchRead) -> Rendered:
+def watch_page(result: cmd.Page, read: WatchRead) -> wire.Result:
     page = feed_page(result, read.from_seq)
     page.epoch = result.epoch
-    return OK, wire.FEED, page_head(page), feed_records(result, read.options)
+    return wire.OK, wire.FEED, page_fields(page), feed_records(result, read.options)
 
 
 def feed_page(page: cmd.Page, from_seq: int) -> FeedPage:
@@ -126,27 +125,23 @@ def tombstone(found: cmd.Tombstone | None) -> bytes:
     return b"null" if found is None else _encode(found)
 
 
-def frame_page(result: cmd.FramePage) -> Rendered:
-    head = (
-        b"Topics-Next-From-Seq: %d\r\nTopics-Head-Seq: %d\r\nTopics-Earliest-Seq: %d\r\n"
-        b"Topics-Count: %d\r\nTopics-Caught-Up: %b\r\n"
-        % (
-            result.next_from_seq,
-            result.head_seq,
-            result.earliest_seq,
-            result.count,
-            b"true" if result.next_from_seq == result.head_seq else b"false",
-        )
+def frame_page(result: cmd.FramePage, ignored: list[str], *, is_late: bool) -> wire.Result:
+    fields = FramePageFields(
+        result.next_from_seq,
+        result.head_seq,
+        result.earliest_seq,
+        result.count,
+        result.epoch,
+        result.tombstone,
+        is_late,
+        ignored,
     )
-    if result.epoch:
-        head += b"Topics-Epoch: %b\r\n" % result.epoch.encode()
-    if result.tombstone is not None:
-        head += b"Topics-Tombstone: %b\r\n" % tombstone(result.tombstone)
     chunks = result.chunks
-    return OK, wire.FRAMES, head, chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    return wire.OK, wire.FRAMES, encode_fields(fields), body
 
 
-def deleted(result: cmd.Deleted, total_ms: float) -> Rendered:
+def deleted(result: cmd.Deleted, total_ms: float) -> wire.Result:
     return json_reply(
         {
             "topic": result.topic,
@@ -160,7 +155,7 @@ def deleted(result: cmd.Deleted, total_ms: float) -> Rendered:
     )
 
 
-def deleted_ranges(result: cmd.DeletedRanges, total_ms: float) -> Rendered:
+def deleted_ranges(result: cmd.DeletedRanges, total_ms: float) -> wire.Result:
     return json_reply(
         {
             "topic": result.topic,
@@ -174,20 +169,20 @@ def deleted_ranges(result: cmd.DeletedRanges, total_ms: float) -> Rendered:
     )
 
 
-def topic_put(result: cmd.TopicPut, total_ms: float) -> Rendered:
-    status = CREATED if result.created else OK
+def topic_put(result: cmd.TopicPut, total_ms: float) -> wire.Result:
+    code = wire.CREATED if result.created else wire.OK
     body = {"topic": result.topic, "created": result.created, "config": config_body(result.config)}
-    return json_reply(body, total_ms, status)
+    return json_reply(body, total_ms, code)
 
 
-def topic_dropped(result: cmd.TopicDropped, total_ms: float) -> Rendered:
+def topic_dropped(result: cmd.TopicDropped, total_ms: float) -> wire.Result:
     removed = sorted(name for _, name in result.forwards)
     return json_reply(
         {"topic": result.topic, "deleted": result.deleted, "routers_removed": removed}, total_ms
     )
 
 
-def topic_state(result: cmd.TopicState, now_ms: int, total_ms: float) -> Rendered:
+def topic_state(result: cmd.TopicState, now_ms: int, total_ms: float) -> wire.Result:
     body: dict[str, object] = {
         "topic": result.topic,
         "type": result.config.type,
@@ -236,10 +231,10 @@ def config_body(config: TopicConfig) -> dict[str, object]:
     return body
 
 
-def topic_list(result: cmd.TopicList, now_ms: int) -> Rendered:
+def topic_list(result: cmd.TopicList, now_ms: int) -> wire.Result:
     """Rows as (name, JSON), which the front merges with those of other shards."""
     rows = [(state.topic, _encode(_topic_row(state, now_ms))) for state in result.topics]
-    return OK, wire.INTERNAL, b"", msgspec.msgpack.encode(rows)
+    return wire.OK, wire.MSGPACK, b"", msgspec.msgpack.encode(rows)
 
 
 def _topic_row(state: cmd.TopicState, now_ms: int) -> dict[str, object]:
@@ -259,7 +254,7 @@ def _topic_row(state: cmd.TopicState, now_ms: int) -> dict[str, object]:
     return row
 
 
-def last_by_tag(result: cmd.Page, next_cursor: str | None, total_ms: float) -> Rendered:
+def last_by_tag(result: cmd.Page, next_cursor: str | None, total_ms: float) -> wire.Result:
     records = b"[" + render_records(result, include_tags=True) + b"]"
     body: dict[str, object] = {
         "topic": result.topic,
@@ -269,7 +264,7 @@ def last_by_tag(result: cmd.Page, next_cursor: str | None, total_ms: float) -> R
     return json_reply(with_cursor(body, next_cursor), total_ms)
 
 
-def tag_counts(result: cmd.TagCounts, next_cursor: str | None, total_ms: float) -> Rendered:
+def tag_counts(result: cmd.TagCounts, next_cursor: str | None, total_ms: float) -> wire.Result:
     rows = [{"tag": tag.decode("utf-8", "replace"), "count": count} for tag, count in result.counts]
     body: dict[str, object] = {"topic": result.topic, "tags": rows}
     return json_reply(with_cursor(body, next_cursor), total_ms)
@@ -286,13 +281,22 @@ def with_cursor(body: dict[str, object], next_cursor: str | None) -> dict[str, o
     return body
 
 
-def with_ignored(kind: int, head: bytes, body: wire.Buffer, paths: list[str]) -> tuple[bytes, wire.Buffer]:
-    """Add the ignored fields of a request to the header lines or the body of its reply."""
+def with_ignored(result: wire.Result, paths: list[str]) -> wire.Result:
+    """Add the ignored fields of a request to the body of its reply."""
+    code, kind, fields, body = result
+    return (code, kind, fields, add_ignored(bytes(body), paths)) if kind == wire.JSON else result
+
+
+def mark_late(result: wire.Result) -> wire.Result:
+    """Mark the reply of a read that was served before its topic had caught up."""
+    code, kind, fields, body = result
     if kind != wire.JSON:
-        return head + ignored_header(paths), body
-    return head, add_ignored(bytes(body), paths)
+        return result
+    # `performance` is the last member of every reply and contains only numbers, so no record data follows it.
+    before, found, after = bytes(body).rpartition(_PERFORMANCE)
+    return (code, kind, fields, before + _TIMED_OUT + after) if found else result
 
 
-def json_reply(body: dict[str, object], total_ms: float, status: int = OK) -> Rendered:
+def json_reply(body: dict[str, object], total_ms: float, code: int = wire.OK) -> wire.Result:
     body["performance"] = {"server_total_ms": round(total_ms, 3)}
-    return status, wire.JSON, b"", _encode(body)
+    return code, wire.JSON, b"", _encode(body)

@@ -14,10 +14,9 @@ from topics.engine.commands import transactions as txc
 from topics.link import wire
 from topics.protocols.json.bodies import BodyType, check_u64, read_body
 from topics.protocols.json.count_bound import CountBound
-from topics.protocols.json.replies import OK, Rendered, json_reply
+from topics.protocols.json.replies import json_reply
 from topics.protocols.json.requests import bound_records, check_count, read_records
 
-ACCEPTED = 202
 _ID = re.compile(r"[0-9a-f]{16}")
 
 _begin = BodyType(BeginBody)
@@ -81,7 +80,7 @@ READERS: dict[int, Reader] = {
 }
 
 
-def render(op: int, result: object, total_ms: float) -> Rendered:
+def render(op: int, result: object, total_ms: float) -> wire.Result:
     if isinstance(result, txc.ChunkStaged):
         staged = {
             "topic": result.topic,
@@ -99,7 +98,7 @@ def render(op: int, result: object, total_ms: float) -> Rendered:
         body["count"] = result.count
     if result.state == "committing":
         body["progress"] = round(result.progress, 4)
-    # 202 tells the client to repeat the commit. A repeated begin gets 200.
+    # A client repeats an unfinished commit. A repeated begin is OK.
     return json_reply(
-        body, total_ms, ACCEPTED if op == wire.TXN_COMMIT and result.state == "committing" else OK
+        body, total_ms, wire.UNFINISHED if op == wire.TXN_COMMIT and result.state == "committing" else wire.OK
     )

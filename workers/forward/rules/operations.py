@@ -45,7 +45,6 @@ from topics.engine.runtime.engine import Engine
 from topics.link import wire
 from topics.link.watch import Find, FoundTopic
 from topics.protocols.json.forwards import ForwardSpec, forward_dropped, forward_put
-from topics.protocols.json.replies import Rendered
 from workers.forward import messages
 from workers.forward.rules.book import RuleBook
 
@@ -66,7 +65,7 @@ class StepRefused(TopicsError):
     """Another worker has refused a step; the client gets that reply."""
 
     def __init__(self, reply: wire.Reply) -> None:
-        super().__init__(f"a step was refused with {reply.status}")
+        super().__init__(f"a step was refused: {reply.failure.message}")
         self.reply = reply
 
 
@@ -82,7 +81,7 @@ class WorkerRequest:
 
 # What an operation waits for: commands logged by this shard, or replies of workers. Without `retry` a reply may be None.
 Wait: TypeAlias = PutForward | tuple[DropForward, ...] | list[WorkerRequest]
-Steps: TypeAlias = Generator[Wait, Any, Rendered | None]
+Steps: TypeAlias = Generator[Wait, Any, wire.Result | None]
 SubSteps: TypeAlias = Generator[Wait, Any, None]
 TotalMs: TypeAlias = Callable[[], float]
 
@@ -159,7 +158,7 @@ class RuleOperations:
         shard = shard_of(dest, self._shards)
         self._require_up([shard])
         (reply,) = yield [WorkerRequest(shard, wire.FIND, msgspec.msgpack.encode(Find([dest])))]
-        if reply.status != 200:
+        if reply.code != wire.OK:
             raise StepRefused(reply)
         if not _decode_found(reply.body):
             raise TopicNotFound(dest)
@@ -174,14 +173,14 @@ class RuleOperations:
         """Open the flows of a rule in the state "making". If a step is refused, undo it and raise the refusal."""
         opening = OpenInflow(forward.dest, forward.uid, forward.name, create_dest, forward.source)
         (reply,) = yield [_step(shard_of(forward.dest, self._shards), opening)]
-        if reply.status != 200:
+        if reply.code != wire.OK:
             yield (DropForward(forward.uid),)
             raise StepRefused(reply)
         inflow = messages.read_step_done(reply.body)
         assert isinstance(inflow, InflowOpened)
         forward = _replace(forward, made_dest=inflow.made_dest)
         replies = yield [_step(shard, OpenOutflow(forward)) for shard in self._source_shards(forward)]
-        refused = next((reply for reply in replies if reply.status != 200), None)
+        refused = next((reply for reply in replies if reply.code != wire.OK), None)
         if refused is not None:
             yield from self._close_outflows(forward)
             yield from self._close_inflow(forward, undo=forward.made_dest)
@@ -262,7 +261,7 @@ class RuleOperations:
     def _close_inflow(self, rule: Forward, *, undo: bool) -> SubSteps:
         shard = shard_of(rule.dest, self._shards)
         (reply,) = yield [_step(shard, CloseInflow(rule.dest, rule.uid, undo))]
-        if reply.status != 200:  # a shard that cannot log this cannot accept copies either
+        if reply.code != wire.OK:  # a shard that cannot log this cannot accept copies either
             self.check_soon([shard])
 
     def _close_outflows(self, rule: Forward) -> SubSteps:
@@ -366,4 +365,4 @@ def _step(shard: int, step: messages.Step, *, retry: bool = True) -> WorkerReque
 
 
 def _is_ok(reply: wire.Reply | None) -> bool:
-    return reply is not None and reply.status == 200
+    return reply is not None and reply.code == wire.OK

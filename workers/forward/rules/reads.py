@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-from topics.api.errors import Forbidden, ForwardNotFound, InvalidRequest, Throttled, TopicsError
+from topics.api.errors import (
+    Forbidden,
+    ForwardNotFound,
+    InvalidRequest,
+    Throttled,
+    TopicNotFound,
+    TopicsError,
+)
 from topics.engine.commands.forwards import Forward
 from topics.engine.core.placement import shard_of
 from topics.link import wire
 from topics.protocols.json.forwards import forward_got, forward_list, prefixes_of
-from topics.protocols.json.replies import Rendered
 from workers.forward import messages
 from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import NotReady
@@ -26,7 +32,7 @@ TIMEOUT_US = 2_000_000  # for a worker that is starting
 RETRY_US = 50_000
 
 Ask: TypeAlias = Callable[[int, int, bytes, bytes, Callable[[wire.Reply | None], None]], bool]
-Answer: TypeAlias = Callable[[Rendered | TopicsError], None]
+Answer: TypeAlias = Callable[[wire.Result | TopicsError], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -98,12 +104,12 @@ class RuleReads:
             on_reply(None)
 
     def _on_reply(self, reading: RuleQuery, retry: Callable[[], None], reply: wire.Reply | None) -> None:
-        if reply is None or reply.status not in (200, 404):
+        if reply is None or (reply.code != wire.OK and reply.error_code != TopicNotFound.code):
             if self._now_us() < reading.until_us:
                 self._retries.append((self._now_us() + RETRY_US, retry))
                 return
             reading.failed = True
-        elif reply.status == 200:  # else the dest is gone
+        elif reply.code == wire.OK:  # else the dest is gone
             self._add(reading, reply)
         reading.left -= 1
         if not reading.left:

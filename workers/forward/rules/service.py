@@ -16,12 +16,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from topics.api.errors import Throttled, TopicsError
-from topics.api.http_errors import error_head, error_parts
 from topics.engine.commands.forwards import DropForward, ForwardDropped, ForwardPut, PutForward
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
 from topics.protocols.json.forwards import prefixes_of, read_spec
-from topics.protocols.json.replies import Rendered, with_ignored
+from topics.protocols.json.replies import with_ignored
 from workers.forward import messages
 from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import (
@@ -41,7 +40,7 @@ logger = logging.getLogger("topics.shard")
 QUEUE_MAX = 256
 TIMEOUT_US = 10_000_000
 
-DONE: Rendered = (200, wire.INTERNAL, b"", b"")  # reply to another worker
+DONE: wire.Result = (wire.OK, wire.MSGPACK, b"", b"")  # reply to another worker
 
 Send: TypeAlias = Callable[[bytes, int, int, int, bytes, wire.Buffer], None]
 
@@ -257,7 +256,7 @@ class RuleService:
                 for command in commands:
                     self._submit(operation, command)
 
-    def _end(self, operation: Operation, result: Rendered | TopicsError | None) -> None:
+    def _end(self, operation: Operation, result: wire.Result | TopicsError | None) -> None:
         self._running = self._retry_us = None
         if operation.client is not None:
             self._answer(operation.client, result if result is not None else DONE)
@@ -301,7 +300,7 @@ class RuleService:
 
     def _on_reply(self, operation: Operation, index: int, reply: wire.Reply | None) -> None:
         """Reply of a worker; None: the request could not be sent, or its outcome is unknown."""
-        unknown = reply is None or reply.status == 503
+        unknown = reply is None or reply.error_code in wire.UNAVAILABLE
         if unknown and operation.requests[index].retry:
             operation.retries.append(index)
             if self._retry_us is None:
@@ -319,14 +318,12 @@ class RuleService:
     def _total_ms(self, client: RuleClient) -> float:
         return (self._now_us() - client.received_us) / 1000
 
-    def _answer(self, client: RuleClient, result: Rendered | TopicsError) -> None:
+    def _answer(self, client: RuleClient, result: wire.Result | TopicsError) -> None:
         if isinstance(result, StepRefused):
             reply = result.reply
-            result = reply.status, wire.JSON, reply.head, reply.body
+            result = reply.code, reply.kind, reply.fields, reply.body
         elif isinstance(result, TopicsError):
-            status, body = error_parts(result)
-            result = status, wire.JSON, error_head(status), body
+            result = wire.refused(result)
         elif client.ignored:
-            status, kind, head, shown = result
-            result = status, kind, *with_ignored(kind, head, shown, client.ignored)
+            result = with_ignored(result, client.ignored)
         self._send(client.peer, client.number, *result)

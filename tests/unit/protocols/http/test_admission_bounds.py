@@ -54,7 +54,7 @@ class Bench:
         """The worker's answer to the one request that it was sent."""
         ((_, parts),) = self.core.take_messages()
         (request,) = wire.read_requests(bytes(parts[0]), *parts[1:])
-        head = wire.reply_head(request.id, 200, wire.JSON, b"", len(body))
+        head = wire.reply_head(request.id, wire.OK, wire.JSON, b"", len(body))
         self.core.receive(0, wire.message_head(1) + head + body)
 
     @property

@@ -58,8 +58,8 @@ def claimed(
     return con.Claimed("t", consumer, records, ids, [TS + 5] * count, [1 + i for i in range(count)], 7, gone)
 
 
-def body_of(rendered: Any, component: str, status: int = 200) -> Any:
-    assert (rendered[0], rendered[1], rendered[2]) == (status, wire.JSON, b"")
+def body_of(rendered: Any, component: str, code: int = wire.OK) -> Any:
+    assert (rendered[0], rendered[1], rendered[2]) == (code, wire.JSON, b"")
     body = json.loads(bytes(rendered[3]))
     schema = {"$ref": f"#/components/schemas/{component}", "components": COMPONENTS}
     jsonschema_rs.Draft202012Validator(schema).validate(body)
@@ -167,9 +167,9 @@ def state(
 
 
 def test_a_consumer() -> None:
-    for created, status in ((True, 201), (False, 200)):
+    for created, code in ((True, wire.CREATED), (False, wire.OK)):
         rendered = consumer_replies.render_consumer(state(created=created), wire.PUT_CONSUMER, 0, 1.5)
-        assert body_of(rendered, "ConsumerPut", status)["created"] is created
+        assert body_of(rendered, "ConsumerPut", code)["created"] is created
     body = body_of(consumer_replies.render_consumer(state(), wire.GET_CONSUMER, 0, 1.5), "Consumer")
     assert "created" not in body
     assert (body["next_seq"], body["ack_floor"], body["lag_records"]) == (5, 3, 6)

@@ -79,6 +79,6 @@ def test_what_is_wrong_is_said(call: str, body: Any) -> None:
     assert len(str(refused.value)) > 10
 
 
-def test_an_answer_that_is_not_final_is_202() -> None:
-    assert rendered(mrg.MergeReply({"a": 1}), 0.1)[0] == 200
-    assert rendered(mrg.MergeReply({"a": 1}, is_final=False), 0.1)[0] == 202
+def test_an_answer_that_is_not_final_is_unfinished() -> None:
+    assert rendered(mrg.MergeReply({"a": 1}), 0.1)[0] == wire.OK
+    assert rendered(mrg.MergeReply({"a": 1}, is_final=False), 0.1)[0] == wire.UNFINISHED

@@ -27,6 +27,7 @@ from tests.support.flow_rig import (
     stored,
     write,
 )
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import FRONT, Cluster, Rig
 from topics.engine.commands import forwards as fwd
 from topics.link import wire
@@ -42,16 +43,16 @@ NEAR, FAR = name_on(1, "near"), name_on(0, "far")
 EACH_DEST = pytest.mark.parametrize("dest", [FAR, NEAR], ids=["far", "near"])
 
 
-def body_of(reply: wire.Reply) -> dict[str, Any]:
+def body_of(reply: ShardAnswer) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(bytes(reply.body))
     return found
 
 
-def is_late(reply: wire.Reply) -> bool:
+def is_late(reply: ShardAnswer) -> bool:
     return "catch_up_timed_out" in body_of(reply)["performance"]
 
 
-def read(made: Cluster, topic: str, op: int = wire.DIFF, body: Any = None, args: bytes = b"") -> wire.Reply:
+def read(made: Cluster, topic: str, op: int = wire.DIFF, body: Any = None, args: bytes = b"") -> ShardAnswer:
     """A read and what follows from it: no time passes, and nobody waits for pauses."""
     rig = made.rig(home(made, topic))
     key = rig.receive(op, topic, {} if body is None else body, args=args)
@@ -63,7 +64,7 @@ def read(made: Cluster, topic: str, op: int = wire.DIFF, body: Any = None, args:
     raise AssertionError("it never comes to rest")
 
 
-def texts_of(reply: wire.Reply) -> list[str]:
+def texts_of(reply: ShardAnswer) -> list[str]:
     return [record["data"] for record in body_of(reply)["records"]]
 
 
@@ -504,19 +505,6 @@ def test_a_dest_that_is_dropped_meanwhile() -> None:
     key = rig.receive(wire.DIFF, FAR)
     made.rest()
     assert rig.replies[key].status == 404
-
-
-# ---- an answer that says so
-
-
-def test_what_a_record_says_about_performance_is_left_alone() -> None:
-    body = b'{"records":[{"data":{"performance":{"x":1}}}],"performance":{"server_total_ms":1.0}}'
-    _, _, _, said = catch_up.mark_late((200, wire.JSON, b"", body))
-    found = json.loads(bytes(said))
-    assert found["records"] == [{"data": {"performance": {"x": 1}}}]
-    assert found["performance"] == {"catch_up_timed_out": True, "server_total_ms": 1.0}
-    assert catch_up.mark_late((200, wire.JSON, b"", b"{}"))[3] == b"{}"
-    assert catch_up.mark_late((200, wire.FEED, b"", b"x"))[3] == b"x"
 
 
 @fault(

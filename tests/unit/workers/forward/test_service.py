@@ -24,6 +24,7 @@ from tests.support.flow_rig import (
     texts,
     write,
 )
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import Cluster
 from topics.api import limits
 from topics.link import wire
@@ -35,7 +36,7 @@ NEAR, FAR = name_on(1, "near"), name_on(0, "far")
 EACH_DEST = pytest.mark.parametrize("dest", [FAR, NEAR], ids=["far", "near"])
 
 
-def removed(reply: wire.Reply) -> list[str]:
+def removed(reply: ShardAnswer) -> list[str]:
     body = json.loads(bytes(reply.body))
     assert body["deleted"] is True
     found: list[str] = body["routers_removed"]
@@ -228,7 +229,7 @@ def test_a_topic_with_many_rules_takes_them_along_together() -> None:
     assert rig.core.rules is not None and not rig.core.rules.book.gone
 
 
-def ask_catalog_at_once(made: Cluster, name: str) -> wire.Reply:
+def ask_catalog_at_once(made: Cluster, name: str) -> ShardAnswer:
     rig = made.rig(0)
     key = rig.receive(wire.GET_FORWARD, "", args=wire.encode_args(wire.Args(forward=name)))
     rig._take(rig.core.idle())

@@ -48,7 +48,7 @@ class Links:
         ]
 
     def answer(self, shard: int, incarnation: int, number: int, body: bytes = b"yes") -> None:
-        head = wire.reply_head(number, 200, wire.INTERNAL, b"", len(body))
+        head = wire.reply_head(number, wire.OK, wire.MSGPACK, b"", len(body))
         self.core.receive(shard, wire.message_head(incarnation) + head + body)
 
 
@@ -91,7 +91,7 @@ def test_what_is_told_has_no_answer_and_what_is_pushed_had_no_question() -> None
     links.core.tell(0, wire.CATALOG, b"report")
     ((_, _, (told,)),) = links.sent()
     assert (told.id, told.op, told.body) == (0, wire.CATALOG, b"report")
-    push = wire.reply_head(0, 200, wire.PUSH, b"", 5) + b"grant"
+    push = wire.reply_head(0, wire.OK, wire.GRANT, b"", 5) + b"grant"
     links.core.receive(0, wire.message_head(7) + push)
     links.core.receive(0, wire.message_head(6) + push)  # of the worker before
     assert links.pushes == [(0, b"grant")]
@@ -170,7 +170,9 @@ def test_a_worker_hears_how_much_of_its_answers_is_taken() -> None:
     for i in range(40):
         links.ask(1, f"t{i}")
         body = b"x" * (1 << 20)
-        head = wire.message_head(7) + wire.reply_head(next(numbers), 200, wire.INTERNAL, b"", wire.SEPARATE)
+        head = wire.message_head(7) + wire.reply_head(
+            next(numbers), wire.OK, wire.MSGPACK, b"", wire.SEPARATE
+        )
         links.core.receive(1, head, body)
         untaken += len(head) + len(body)
         for _, _, requests in links.sent():

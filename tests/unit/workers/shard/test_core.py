@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.engine_harness import SMALL
 from tests.support.faults import fault
+from tests.support.shard_answers import ShardAnswer, as_answer
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics.api.limits import MIB
 from topics.engine.shard.quotas import QuotaGrant
@@ -32,7 +33,7 @@ def write(*data: Any) -> dict[str, Any]:
     return {"records": [{"data": value} for value in data]}
 
 
-def body_of(reply: wire.Reply | None) -> Any:
+def body_of(reply: ShardAnswer | None) -> Any:
     assert reply is not None
     return json.loads(bytes(reply.body))
 
@@ -182,7 +183,7 @@ def test_a_large_reply_goes_as_a_part_of_its_own() -> None:
     actions = rig.core.turn()
     ((peer, parts),) = actions.sends
     assert (peer, len(parts)) == (FRONT, 2)
-    (reply,) = wire.read_replies(bytes(parts[0]), parts[1])
+    (reply,) = map(as_answer, wire.read_replies(bytes(parts[0]), parts[1]))
     assert reply.id == key[1]
     assert body_of(reply)["records"][0]["data"] == "x" * wire.SEPARATE_BODY_BYTES
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tests.support.engine_harness import SMALL
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics.api.limits import MIB
 from topics.engine.shard.consumers.admin import Consumers
@@ -31,7 +32,7 @@ def queue(*data: Any, config: Any = None) -> Rig:
     return rig
 
 
-def body_of(reply: wire.Reply | None) -> Any:
+def body_of(reply: ShardAnswer | None) -> Any:
     assert reply is not None
     assert reply.status in (200, 201), bytes(reply.body)
     return json.loads(bytes(reply.body))

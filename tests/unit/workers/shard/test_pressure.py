@@ -13,6 +13,7 @@ import pytest
 from router.pending import CREDIT_BYTES, Pending, PendingRequests
 from router.pressure import RESEND_US, FrontPressure
 from tests.support.faults import fault
+from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import error_of
 from tests.support.watch_rig import FeedRig
 from topics.engine.shard.pressure import FULL_WAIT_MS, SAMPLE_MS
@@ -29,7 +30,7 @@ def rig() -> FeedRig:
     return made
 
 
-def write(rig: FeedRig, late_ms: int = 0, **members: Any) -> wire.Reply:
+def write(rig: FeedRig, late_ms: int = 0, **members: Any) -> ShardAnswer:
     key = rig.receive(
         wire.WRITE,
         "t",
@@ -48,7 +49,7 @@ def press(rig: FeedRig, late_ms: int = 5_000, samples: int = 20) -> None:
         rig.rest()
 
 
-def performance(reply: wire.Reply) -> dict[str, Any]:
+def performance(reply: ShardAnswer) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(bytes(reply.body))["performance"]
     return found
 

@@ -33,7 +33,7 @@ def ready(call: Call, respond: Respond) -> None:
         return
 
     def done(replies: list[wire.Reply]) -> None:
-        shards = [_readiness.decode(reply.body) if reply.status == 200 else None for reply in replies]
+        shards = [_readiness.decode(reply.body) if reply.code == wire.OK else None for reply in replies]
         respond(_ready_response(shards, call.services.shards.outages))
 
     ask_all(call, wire.READY, done)
@@ -75,7 +75,7 @@ def metrics(call: Call, respond: Respond) -> None:
     wants_json = JSON_TYPE in call.request.accept
 
     def done(replies: list[wire.Reply]) -> None:
-        reports = [_report.decode(reply.body) for reply in replies if reply.status == 200]
+        reports = [_report.decode(reply.body) for reply in replies if reply.code == wire.OK]
         uptime_ms = (services.now_us() - services.started_us) // 1000
         covers = call.key.covers if call.key is not None else lambda name: True
         streams = services.streams.count + sum(report.streams_elsewhere for report in reports)

@@ -108,17 +108,17 @@ class JobStreamOpening:
         )
 
     def _replied(self, reply: wire.Reply) -> None:
-        services = self._call.services
-        if reply.status == 503 and self._number:  # it may have been opened although no reply came in time
+        services, is_unavailable = self._call.services, reply.error_code in wire.UNAVAILABLE
+        if is_unavailable and self._number:  # it may have been opened although no reply came in time
             services.streams.close_job_stream(self._shard, self._number)
-        if reply.status == 503 and services.now_us() < self._give_up_us and not services.draining:
+        if is_unavailable and services.now_us() < self._give_up_us and not services.draining:
             if not self._gone:
                 services.later(OPEN_RETRY_US, self.ask)
-        elif reply.status == 503:
+        elif is_unavailable:
             self._finish(
                 Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(services.draining))
             )
-        elif reply.status != 200:
+        elif reply.code != wire.OK:
             self._finish(from_reply(reply))
         elif self._gone:
             services.streams.close_job_stream(self._shard, self._number)

@@ -47,7 +47,7 @@ def list_all(call: Call, respond: Respond) -> None:
     )
 
     def done(replies: list[wire.Reply]) -> None:
-        failed = next((reply for reply in replies if reply.status != 200), None)
+        failed = next((reply for reply in replies if reply.code != wire.OK), None)
         if failed is not None:
             respond(from_reply(failed))
             return

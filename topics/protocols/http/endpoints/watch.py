@@ -10,7 +10,6 @@ import msgspec
 
 from topics.api import limits
 from topics.api.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError
-from topics.api.http_errors import error_head, error_parts
 from topics.api.requests import StartBody, WatchBody
 from topics.engine.core.subjects import parse_pattern
 from topics.link import wire
@@ -29,7 +28,7 @@ from topics.link.watch import (
     encode,
 )
 from topics.protocols.http import sse
-from topics.protocols.http.call import Call, error_response, from_reply, key_prefixes
+from topics.protocols.http.call import Call, error_response, from_reply, key_prefixes, refusal
 from topics.protocols.http.event_stream import EventStream
 from topics.protocols.http.exchange import Body, Respond, Response, Sink
 from topics.protocols.http.query import flag, parse_query
@@ -122,7 +121,7 @@ def resolve(
         replies[shard] = reply
         if len(replies) < len(asked):
             return
-        failed = next((reply for reply in replies.values() if reply.status != 200), None)
+        failed = next((reply for reply in replies.values() if reply.code != wire.OK), None)
         if failed is not None:
             refuse(from_reply(failed))
             return
@@ -234,7 +233,7 @@ def _store(call: Call, spec: SessionSpec, found: Resolved, ignored: list[str], r
     session = CreateSession(wid, key, spec, cursors, found.epochs)
 
     def stored(reply: wire.Reply) -> None:
-        if reply.status != 200:
+        if reply.code != wire.OK:
             respond(from_reply(reply))
             return
         body: dict[str, object] = {
@@ -313,15 +312,15 @@ class StreamOpening:
         )
 
     def _replied(self, reply: wire.Reply) -> None:
-        services = self._call.services
-        if reply.status == 503 and services.now_us() < self._give_up_us and not services.draining:
+        services, is_unavailable = self._call.services, reply.error_code in wire.UNAVAILABLE
+        if is_unavailable and services.now_us() < self._give_up_us and not services.draining:
             if not self._gone:
                 services.later(OPEN_RETRY_US, self.ask)
-        elif reply.status == 503:
+        elif is_unavailable:
             self._finish(
                 Response(200, b"", sse.CONTENT_TYPE, sse.HEAD, stream=RefusedStream(services.draining))
             )
-        elif reply.status != 200:
+        elif reply.code != wire.OK:
             self._finish(from_reply(reply))
         elif self._gone:
             self._close_session(_opened(reply.body))
@@ -389,8 +388,3 @@ class RefusedStream:
 def no_capacity(call: Call) -> Response:
     limit, maximum = call.services.streams.reached_cap(call.key) or ("max_sse_connections", 0)
     return error_response("throttled", "too many streams are open", {"limit": limit, "max": maximum})
-
-
-def refusal(error: TopicsError) -> Response:
-    status, body = error_parts(error)
-    return Response(status, body, head=error_head(status))

@@ -357,10 +357,12 @@ class WebSocketWatcher(Watcher):
     def _published(self, request_id: bytes, with_seqs: bool, reply: wire.Reply) -> None:
         if self.is_closed:
             return
-        body = bytes(reply.body)
-        if reply.status not in (200, 201):
-            self._refuse_with(request_id, Response(reply.status, body))
+        if reply.code == wire.ERROR:
+            failure = reply.failure
+            self._refuse(request_id, failure.code, failure.message)
+            self._finish()
             return
+        body = bytes(reply.body)
         if not with_seqs:
             body = body.replace(b',"head_seq":', b',"seqs":null,"head_seq":', 1)
         self._write(b'{"op":"ack","request_id":%b,%b' % (request_id, body[1:]))
