@@ -1,7 +1,7 @@
-"""Clients of a simulated server: each sends one request at a time, whatever it likes, and writes down what it is told.
+"""Clients of a simulated server: each sends one random request at a time, and the history records the answers.
 
-A client knows only what any HTTP client can know. Requests enter the shipped gate as `Request` values; what a connection
-does besides (breaking, being slow) is made up here.
+A client knows only what an HTTP client can know. Requests enter the shipped admission as `Request` values; the
+behaviour of connections (breaking, being slow) is simulated here.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any, Protocol
 
 from tests.sim import merge_jobs, sinks
 from tests.sim import router_clients as routers
-from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping
+from tests.sim.actors import RETRY_AFTER_US, Actor, NextRequest, is_stopping
 from tests.sim.exchanges import make_request, read_answer
 from tests.sim.processes import SimFront, SimServer
-from tests.sim.queue_workers import LETTERS, QUEUES, QueueWorker, Spot
+from tests.sim.queue_workers import LETTERS, QUEUES, QueueWorker, WorkSource
 from tests.sim.watchers import REST_US, Watcher
 from tests.sim.world import MS, S
 from tests.support.history import History, Op
 from topics.protocols.http.exchange import Request, Response
 
-SETTLE_US = 60 * S  # more than any wire, stall, parking place or pair of syncs can hold a request
+SETTLE_US = 60 * S  # more than any link, stall, waiting claim or pair of syncs can delay a request
 
 TAGS = ["a.1", "a.2", "a.3", "b", "b.1"]
 NODES = ["n1", "n2"]
 MATCHES = ["a.1", "b", "a.*", "b*", "*"]
 
-# A topic's name is its character: what it may be configured as, first the way it begins.
-CHARACTERS: dict[str, list[dict[str, Any]]] = {
+# The possible configs of each topic; it begins with the first.
+CONFIGS: dict[str, list[dict[str, Any]]] = {
     "fsync": [{"durability": "fsync"}, {"durability": "fsync", "cap_records": 7}],
     "fsync-too": [{"durability": "fsync"}, {"durability": "fsync", "dedupe_node": False}],
     "fsync-capped": [{"durability": "fsync", "cap_records": 6}, {"durability": "fsync", "cap_bytes": 400}],
@@ -50,8 +50,8 @@ CHARACTERS: dict[str, list[dict[str, Any]]] = {
     "ephemeral": [{"durability": "ephemeral"}],
     "changing": [{"durability": "fsync"}, {"durability": "disk"}, {"durability": "fsync", "cap_records": 5}],
 }
-LOGS = list(CHARACTERS)
-CHARACTERS |= QUEUES | {LETTERS: [{}]} | routers.FLOWING
+LOGS = list(CONFIGS)
+CONFIGS |= QUEUES | {LETTERS: [{}]} | routers.FLOWING
 OWN_TTL = ("fsync", "fsync-too", "disk", "disk-too")
 
 
@@ -63,11 +63,11 @@ def write_weights() -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Appetite:
-    """What the clients of one story do, and how often."""
+class Workload:
+    """What the clients of one run do, and how often."""
 
     weights: dict[str, float] = field(default_factory=write_weights)
-    topics: list[str] = field(default_factory=lambda: list(CHARACTERS))
+    topics: list[str] = field(default_factory=lambda: list(CONFIGS))
     think_us: int = 3 * MS
     keyed: float = 0.5
     erase: float = 0.2
@@ -76,35 +76,35 @@ class Appetite:
     frames: float = 0.15
     grouped: bool = False  # all watchers share one group
     routers: list[str] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)  # of these routers: most is written there
+    sources: list[str] = field(default_factory=list)  # of these routers: most records are written there
 
 
-class Asker(Protocol):
-    """Whoever sends requests."""
+class Requester(Protocol):
+    """A sender of requests."""
 
     name: str
     patience: float  # how often it waits for its answer
 
-    def told(self, op: Op) -> None:
-        """An answer, or the news that there will be none."""
+    def on_answer(self, op: Op) -> None:
+        """Called with the answer, or when there will be none."""
 
 
-class Crowd:
-    """All clients of a story, and their history."""
+class ClientPool:
+    """All clients of a run, and their history."""
 
-    def __init__(self, server: SimServer, appetite: Appetite, clients: int, watchers: int = 0) -> None:
+    def __init__(self, server: SimServer, workload: Workload, clients: int, watchers: int = 0) -> None:
         self.server, self.world, self.rng = server, server.world, server.rng
-        self.appetite = appetite
+        self.workload = workload
         self.history = History()
         self.heads: dict[str, int] = {}  # as far as any client knows
         self.times: dict[str, list[int]] = {}  # of records that were read last
-        self.configured: set[str] = set()  # sources and dests of routers that somebody has put
-        self.routers: set[str] = set()  # that are there, as far as any client knows
+        self.configured: set[str] = set()  # sources and dests of routers that were put
+        self.routers: set[str] = set()  # existing ones, as far as any client knows
         self.serial = 0
         self.sent = 0
         self.stopped = False
         self.paused_until_us = 0
-        self._open: dict[int, tuple[SimFront, Asker, Op]] = {}  # by the op's moment
+        self._open: dict[int, tuple[SimFront, Requester, Op]] = {}  # by the op's moment
         self._unsettled: list[Op] = []
         self.on_answer: Callable[[Op], None] = lambda op: None
         server.on_front_death = self._front_died
@@ -114,19 +114,19 @@ class Crowd:
         self.sinks: list[sinks.Sink] = []
         self.mergers: list[merge_jobs.MergeJob | merge_jobs.SnapshotReader] = []
 
-    def hire(self, workers: int, spots: list[Spot]) -> None:
-        """Let some take jobs."""
+    def add_workers(self, workers: int, sources: list[WorkSource]) -> None:
+        """Add clients that claim jobs."""
         for i in range(workers):
-            self.workers.append(QueueWorker(self, f"k{i}", f"node-{i % 2}", spots))
+            self.workers.append(QueueWorker(self, f"k{i}", f"node-{i % 2}", sources))
 
-    def sink(self, producers: list[sinks.Producer], twins: list[bool]) -> None:
-        """Let some write in batches; of a producer with a twin there are two at work."""
+    def add_sinks(self, producers: list[sinks.Producer], twins: list[bool]) -> None:
+        """Add producers of transactions; a producer with a twin has two clients at work."""
         for producer, has_twin in zip(producers, twins, strict=True):
             for i in range(1 + has_twin):
                 self.sinks.append(sinks.Sink(self, f"{producer.name}{'ab'[i]}", producer))
 
-    def merge(self, jobs: int, readers: int, topics: list[str]) -> None:
-        """Let jobs merge cold segments of these topics, and others read them."""
+    def add_merges(self, jobs: int, readers: int, topics: list[str]) -> None:
+        """Add jobs that merge cold segments of these topics, and readers of snapshots."""
         proposals = merge_jobs.Proposals()
         self.mergers += [merge_jobs.MergeJob(self, f"m{i}", topics, proposals) for i in range(jobs)]
         self.mergers += [merge_jobs.SnapshotReader(self, f"s{i}", topics) for i in range(readers)]
@@ -140,14 +140,14 @@ class Crowd:
         self.stopped = True
 
     def settle(self) -> None:
-        """Everything has come to rest: what was not answered will never be executed."""
+        """Everything is at rest: unanswered requests will never be executed."""
         assert self.is_idle, "a client still waits"
         for op in self._unsettled:
             self.history.settled(op)
         self._unsettled = []
 
     def rest_watchers(self) -> None:
-        """Let every watcher connect and take what there is, and say so."""
+        """Let every watcher connect and catch up."""
         if self.watchers:
             for watcher in self.watchers:
                 watcher.come_to_rest()
@@ -165,13 +165,13 @@ class Crowd:
     def has_front(self) -> bool:
         return any(front is not None and front.alive for front in self.server.fronts)
 
-    def ask(self, client: Asker, kind: str, topic: str, request: dict[str, Any]) -> Op:
+    def ask(self, client: Requester, kind: str, topic: str, request: dict[str, Any]) -> Op:
         op = self.history.sent(client.name, kind, topic, request)
         assert self.send(client, op, make_request(kind, topic, request))
         return op
 
-    def send(self, client: Asker, op: Op, request: Request) -> bool:
-        """Whether there was a front to talk to."""
+    def send(self, client: Requester, op: Op, request: Request) -> bool:
+        """Whether there was a front to send it to."""
         fronts = [front for front in self.server.fronts if front is not None and front.alive]
         if not fronts:
             return False
@@ -184,7 +184,7 @@ class Crowd:
     def _net_us(self) -> int:
         return self.rng.choice((30, 60, 200))
 
-    def _arrive(self, front: SimFront, client: Asker, op: Op, request: Request) -> None:
+    def _arrive(self, front: SimFront, client: Requester, op: Op, request: Request) -> None:
         if op.sent_at not in self._open:
             return  # the connection broke before
         answered = False
@@ -199,26 +199,26 @@ class Crowd:
         if client.patience < 1 and self.rng.random() > client.patience:
             self.world.after(self.rng.randrange(3 * MS), lambda: self._hang_up(client, op, request))
 
-    def _answer(self, client: Asker, op: Op, response: Response) -> None:
+    def _answer(self, client: Requester, op: Op, response: Response) -> None:
         if self._open.pop(op.sent_at, None) is None:
             return
         self.history.answered(op, response.status, read_answer(op, response))
         self.on_answer(op)
-        client.told(op)
+        client.on_answer(op)
 
-    def _hang_up(self, client: Asker, op: Op, request: Request) -> None:
-        """The client does not want to wait any longer."""
+    def _hang_up(self, client: Requester, op: Op, request: Request) -> None:
+        """The client does not wait any longer."""
         if self._open.pop(op.sent_at, None) is not None:
             request.release()
             self._lost(op)
-            client.told(op)
+            client.on_answer(op)
 
     def _front_died(self, front: SimFront) -> None:
         for number, (through, client, op) in list(self._open.items()):
             if through is front:
                 del self._open[number]
                 self._lost(op)
-                self.world.after(self._net_us(), lambda client=client, op=op: client.told(op))
+                self.world.after(self._net_us(), lambda client=client, op=op: client.on_answer(op))
         for watcher in self.watchers:
             watcher.front_died(front)
 
@@ -236,14 +236,14 @@ class Crowd:
 class Client(Actor):
     patience = 0.99
 
-    def __init__(self, crowd: Crowd, name: str) -> None:
-        super().__init__(crowd, name, begins_within_us=5 * MS)
+    def __init__(self, pool: ClientPool, name: str) -> None:
+        super().__init__(pool, name, begins_within_us=5 * MS)
         self.cursors: dict[str, int] = {}
         self.own = [f"own-{name}-{kind}" for kind in ("fsync", "disk")]
         self._retry: Op | None = None
-        self._look_at = ""  # the dest of what it has just written
+        self._look_at = ""  # the dest of its last write
 
-    def told(self, op: Op) -> None:
+    def on_answer(self, op: Op) -> None:
         self._retry = None
         if op.ok:
             self._learn(op)
@@ -252,16 +252,16 @@ class Client(Actor):
         elif op.kind == "write" and op.request.get("idempotency_key") and not op.refused:
             self._retry = op
         elif op.kind == "router" and op.status == 404:
-            self.crowd.routers.discard(op.topic)
-        think = self.crowd.appetite.think_us
+            self.pool.routers.discard(op.topic)
+        think = self.pool.workload.think_us
         pause_us = self.rng.choice((0, think // 4, think, 3 * think))
         if (
             op.ok
             and op.kind == "write"
-            and op.topic in self.crowd.appetite.sources
+            and op.topic in self.pool.workload.sources
             and self.rng.random() < 0.4
         ):
-            dests = routers.dests_of(op.topic, self.crowd.appetite.routers)
+            dests = routers.dests_of(op.topic, self.pool.workload.routers)
             self._look_at, pause_us = self.rng.choice(dests) if dests else "", 0
         if is_stopping(op):
             pause_us = RETRY_AFTER_US
@@ -271,59 +271,59 @@ class Client(Actor):
         if op.kind == "diff":
             self.cursors[op.topic] = op.answer["next_from_seq"]
             if op.answer["records"]:
-                self.crowd.times[op.topic] = [record["$ts"] for record in op.answer["records"][-5:]]
+                self.pool.times[op.topic] = [record["$ts"] for record in op.answer["records"][-5:]]
         if op.kind in ("put_router", "router"):
-            self.crowd.routers.add(op.topic)
+            self.pool.routers.add(op.topic)
         elif op.kind == "drop_router":
-            self.crowd.routers.discard(op.topic)
+            self.pool.routers.discard(op.topic)
         elif op.kind == "drop":
-            self.crowd.routers.difference_update(op.answer["routers_removed"])
+            self.pool.routers.difference_update(op.answer["routers_removed"])
         if isinstance(op.answer, dict) and "head_seq" in op.answer:
-            self.crowd.heads[op.topic] = op.answer["head_seq"]
+            self.pool.heads[op.topic] = op.answer["head_seq"]
 
-    # -- what to do next -----------------------------------------------------------------------------------
+    # -- the next request ----------------------------------------------------------------------------------
 
-    def _next(self) -> Wish:
+    def _next(self) -> NextRequest:
         if self._retry is not None and self.rng.random() < 0.9:
             op = self._retry
             return op.kind, op.topic, op.request
         if self._look_at:
             topic, self._look_at = self._look_at, ""
             return self.rng.choice((("diff", topic, self._diff(topic)), ("state", topic, self._state(topic))))
-        weights = self.crowd.appetite.weights
+        weights = self.pool.workload.weights
         kind = self.rng.choices(list(weights), list(weights.values()))[0]
         if kind in routers.KINDS:
             return self._about_routers(kind)
-        if self.crowd.appetite.sources and (flowing := self._flowing(kind)):
+        if self.pool.workload.sources and (flowing := self._flowing(kind)):
             topic = flowing
         elif kind == "drop" or self.rng.random() < 0.12:
             topic = self.rng.choice(self.own)
         else:
-            topic = self.rng.choice(self.crowd.appetite.topics)
+            topic = self.rng.choice(self.pool.workload.topics)
         request: dict[str, Any] = getattr(self, f"_{kind}")(topic)
         return ("diff" if kind in ("poll", "skim") else kind), topic, request
 
     def _flowing(self, kind: str) -> str:
-        """A topic for what is no request about routers, in a story that has some: most often one of theirs."""
-        rng, appetite = self.rng, self.crowd.appetite
+        """A topic for a request that is not about routers; in a run with routers, most often one of theirs."""
+        rng, workload = self.rng, self.pool.workload
         if kind == "write" and rng.random() < 0.7:
-            return rng.choice(appetite.sources)
+            return rng.choice(workload.sources)
         if kind == "drop":
-            return rng.choice(appetite.topics) if rng.random() < 0.5 else ""
-        return rng.choice(appetite.topics) if rng.random() < 0.9 else ""
+            return rng.choice(workload.topics) if rng.random() < 0.5 else ""
+        return rng.choice(workload.topics) if rng.random() < 0.9 else ""
 
-    def _about_routers(self, kind: str) -> Wish:
-        rng, crowd = self.rng, self.crowd
-        unknown = [name for name in crowd.appetite.routers if name not in crowd.routers]
+    def _about_routers(self, kind: str) -> NextRequest:
+        rng, pool = self.rng, self.pool
+        unknown = [name for name in pool.workload.routers if name not in pool.routers]
         if unknown and rng.random() < 0.7:
             kind, name = "put_router", rng.choice(unknown)
         else:
-            name = rng.choice(crowd.appetite.routers)
+            name = rng.choice(pool.workload.routers)
         way = rng.choice(routers.ROUTERS[name])
         if kind == "put_router":
             for topic in (way["source"], way["dest"]):
-                if topic in CHARACTERS and topic not in crowd.configured and rng.random() < 0.9:
-                    crowd.configured.add(topic)
+                if topic in CONFIGS and topic not in pool.configured and rng.random() < 0.9:
+                    pool.configured.add(topic)
                     return "put", topic, self._config(topic, first=True)
             return kind, name, way
         if kind == "routers":
@@ -343,18 +343,18 @@ class Client(Actor):
     def _config(self, topic: str, *, first: bool) -> dict[str, Any]:
         if topic.startswith("own-"):
             return {"durability": topic.rpartition("-")[2]}
-        configs = CHARACTERS[topic]
+        configs = CONFIGS[topic]
         return configs[0] if first else self.rng.choice(configs)
 
     def _seq(self, topic: str) -> int:
-        head = self.crowd.heads.get(topic, 0)
-        spots = [0, head, head - 1, head - 5, head // 2, head + 2, self.cursors.get(topic, 0)]
-        return max(0, self.rng.choice(spots))
+        head = self.pool.heads.get(topic, 0)
+        sources = [0, head, head - 1, head - 5, head // 2, head + 2, self.cursors.get(topic, 0)]
+        return max(0, self.rng.choice(sources))
 
     def _write(self, topic: str) -> dict[str, Any]:
-        rng, crowd, appetite = self.rng, self.crowd, self.crowd.appetite
-        crowd.serial += 1
-        name = f"{self.name}-{crowd.serial}"
+        rng, pool, workload = self.rng, self.pool, self.pool.workload
+        pool.serial += 1
+        name = f"{self.name}-{pool.serial}"
         count = rng.choice((1, 1, 1, 2, 3, 5, 9))
         own_ttl = topic in OWN_TTL and rng.random() < 0.08
         tagged = rng.random() < (0.9 if "tags" in topic else 0.5)
@@ -378,12 +378,12 @@ class Client(Actor):
                 text = json.dumps(record.pop("data")).encode()
                 record.pop("meta", None)
                 record["data_base64"] = b64encode(text).decode()
-        elif rng.random() < appetite.huge:
-            records[0]["data"]["pad"] = "y" * 70_000  # a body that travels as a part of its own
+        elif rng.random() < workload.huge:
+            records[0]["data"]["pad"] = "y" * 70_000  # a body that is a message part of its own
         request: dict[str, Any] = {"records": records}
-        if rng.random() < appetite.keyed:
+        if rng.random() < workload.keyed:
             request["idempotency_key"] = name
-        if rng.random() < appetite.lines and topic not in QUEUES:
+        if rng.random() < workload.lines and topic not in QUEUES:
             request["lines"] = True
             return request
         if topic.startswith("own-") or topic in QUEUES or rng.random() < 0.9:
@@ -391,20 +391,20 @@ class Client(Actor):
         if rng.random() < 0.03:
             request["create"] = rng.random() < 0.5
         if rng.random() < 0.06:
-            request["if_last_seq"] = max(0, crowd.heads.get(topic, 0) - rng.choice((0, 0, 0, 1)))
+            request["if_last_seq"] = max(0, pool.heads.get(topic, 0) - rng.choice((0, 0, 0, 1)))
         elif rng.random() < 0.03:
             request["if_tag_last_seq"] = {"tag": rng.choice(TAGS[:2]), "seq": self._seq(topic)}
         return request
 
     def _diff(self, topic: str) -> dict[str, Any]:
-        """Read on from where it was."""
+        """Continue reading."""
         rng = self.rng
         request: dict[str, Any] = {
             "from_seq": self.cursors.get(topic, 0),
             "limit": rng.choice((3, 10, 1000)),
             "include_tags": True,
         }
-        if rng.random() < self.crowd.appetite.frames:
+        if rng.random() < self.pool.workload.frames:
             request["frames"] = True
         return request
 
@@ -418,8 +418,8 @@ class Client(Actor):
             request["node"] = rng.choice([NODES[0], NODES])
         if rng.random() < 0.3:
             request["tag"] = rng.choice([*MATCHES, ["tag", "Subject", "a.*"], ["tag", "Subject", ">"]])
-        if rng.random() < 0.1 and topic in self.crowd.times:
-            request["from_ts"] = rng.choice(self.crowd.times[topic])
+        if rng.random() < 0.1 and topic in self.pool.times:
+            request["from_ts"] = rng.choice(self.pool.times[topic])
         if rng.random() < 0.2:
             request["max_batch_bytes"] = rng.choice((1, 200))
         if rng.random() < 0.1:
@@ -428,7 +428,7 @@ class Client(Actor):
 
     def _poll(self, topic: str) -> dict[str, Any]:
         return {
-            "from_seq": self.crowd.heads.get(topic, 0),
+            "from_seq": self.pool.heads.get(topic, 0),
             "wait_ms": self.rng.choice((20, 300)),
             "include_tags": True,
         }
@@ -445,7 +445,7 @@ class Client(Actor):
                 {"match": rng.choice(MATCHES), "keep": rng.randrange(1, 3)},
             )
         )
-        if rng.random() < self.crowd.appetite.erase:
+        if rng.random() < self.pool.workload.erase:
             request["erase"] = True
         return request
 
@@ -473,32 +473,32 @@ class Client(Actor):
         return {"if_empty": True} if self.rng.random() < 0.2 else {}
 
 
-class Auditor:
-    """Reads everything there is, one request after the other, when all is quiet."""
+class FinalReader:
+    """Reads everything, one request at a time, when all is quiet."""
 
     patience = 1.0
 
-    def __init__(self, crowd: Crowd, name: str) -> None:
-        self.crowd, self.name = crowd, name
+    def __init__(self, pool: ClientPool, name: str) -> None:
+        self.pool, self.name = pool, name
         self._answer: Op | None = None
 
-    def told(self, op: Op) -> None:
+    def on_answer(self, op: Op) -> None:
         self._answer = op
 
     def ask(self, kind: str, topic: str, request: dict[str, Any]) -> Op:
         self._answer = None
-        op = self.crowd.ask(self, kind, topic, request)
-        self.crowd.world.run_until(
+        op = self.pool.ask(self, kind, topic, request)
+        self.pool.world.run_until(
             lambda: self._answer is not None, within_us=60 * S, what=f"an answer to {kind} {topic} {request}"
         )
         assert op.status is not None and op.status < 500, (
-            f"a server that is well answers {op.status}: {op.answer}"
+            f"a healthy server answered {op.status}: {op.answer}"
         )
         return op
 
     def read_all(self) -> None:
-        sinks.ask_about_all(self.crowd.sinks, self.ask)
-        for name in self.crowd.appetite.routers:
+        sinks.ask_about_all(self.pool.sinks, self.ask)
+        for name in self.pool.workload.routers:
             self.ask("router", name, {})
         listed = self.ask("list", "", {"page_size": 1000})
         for topic in [row["topic"] for row in listed.answer["topics"]]:
@@ -509,7 +509,7 @@ class Auditor:
                 if not page.ok or page.answer["caught_up"]:
                     break
                 cursor = page.answer["next_from_seq"]
-        for name in self.crowd.appetite.routers:
+        for name in self.pool.workload.routers:
             self.ask("router", name, {})
-        if self.crowd.appetite.routers:
+        if self.pool.workload.routers:
             self.ask("routers", "", {})

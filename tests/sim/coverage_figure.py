@@ -1,7 +1,7 @@
 """How much of the shipped code the whole-server simulation runs: `python -m tests.sim.coverage_figure [SEEDS]`.
 
-The simulation is worth what it shares with the server. This counts the lines of the shipped modules that it executes;
-`LEFT_OUT` names those that it replaces, with the reason.
+This counts the lines of the shipped modules that the simulation executes; `LEFT_OUT` names the modules that it
+replaces, with the reason.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import coverage
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 12
-TYPICAL = (2042, 1016, 2062)  # short stories that run most of it
+TYPICAL = (2042, 1016, 2062)  # short runs that execute most of it
 
-# What a request passes through between its parsed head and the disk, all of it.
+# Every module on the way from the parsed head of a request to the disk.
 RUN = (
     "topics/engine", "topics/link/wire.py", "topics/api/requests.py", "topics/api/http_errors.py", "workers/shard/core.py",
     "workers/shard/caps.py", "topics/protocols/json/requests.py", "topics/protocols/json/replies.py", "router/pending.py", "topics/protocols/http/admission.py",
@@ -40,18 +40,18 @@ LEFT_OUT = {
 
 
 def measure(seeds: Iterable[int]) -> dict[str, tuple[int, int]]:
-    """Lines run and lines there are, by module."""
+    """Executed lines and all lines, by module."""
     counter = coverage.Coverage(
         data_file=None,
         config_file=False,
         include=[str(ROOT / name) + ("" if name.endswith(".py") else "/*") for name in RUN],
     )
     counter.start()
-    # Only now, so that the lines of their definitions count too.
-    from tests.sim.server_walk import Story
+    # Imported only now, so that the lines of definitions count too.
+    from tests.sim.server_walk import Simulation
 
     for seed in seeds:
-        Story(seed).run()
+        Simulation(seed).run()
     counter.stop()
     figures: dict[str, tuple[int, int]] = {}
     for path in sorted(counter.get_data().measured_files()):

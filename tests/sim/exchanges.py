@@ -1,4 +1,4 @@
-"""Requests and answers as values: what a client of a simulated server sends, and what it makes of the response."""
+"""Requests and answers as values: what a client of a simulated server sends, and how it reads the response."""
 
 from __future__ import annotations
 

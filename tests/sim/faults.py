@@ -1,6 +1,7 @@
-"""What happens to a simulated server: deaths, disks that fail, fill, rot and go away, clocks that are set, stalls, lulls.
+"""Faults of a simulated server: process deaths, disk errors, full disks, bit rot, an unmounted cold tier, clock
+changes, stalls, lulls.
 
-Each method that `Story` draws from is one fault, by the name that the totals of `scripts/sim` show.
+Each method that `Simulation` draws from is one fault; its name appears in the totals of `scripts/sim`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 import errno
 import random
 
-from tests.sim.clients import CHARACTERS, Crowd
+from tests.sim.clients import CONFIGS, ClientPool
 from tests.sim.processes import Machine, SimServer, SimShard, calm
 from tests.sim.world import MS, S, World
 from tests.support.history import History
 from tests.support.sim_disk import SimDisk
 from topics.engine.core.placement import shard_of
 
-REPAIR_US = 300 * MS  # how long somebody takes to restart a shard that turned read-only
+REPAIR_US = 300 * MS  # how long an operator takes to restart a shard that turned read-only
 
 
 class Faults:
@@ -23,7 +24,7 @@ class Faults:
     world: World
     machine: Machine
     server: SimServer
-    crowd: Crowd
+    pool: ClientPool
     history: History
 
     def __init__(self) -> None:
@@ -31,11 +32,11 @@ class Faults:
         self._quiet_until_us = 0
         self._stopping = False
         self.jumped_ms = 0
-        self._broken: set[int] = set()  # shards whose disk may fail them right now
+        self._broken: set[int] = set()  # shards whose disk may cause failures right now
         self._rotten: set[str] = set()
 
-    def say(self, *words: object) -> None:
-        """For whoever wants to be told step by step."""
+    def log_step(self, *words: object) -> None:
+        """Print a step, with --verbose."""
 
     # -- deaths --------------------------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class Faults:
             self._note("kill", worker)
             self.server.kill_worker(worker)
         else:
-            # Out of the middle of that process's own doing, so not before it has unwound.
+            # After the current call: the process is in the middle of it and has to unwind first.
             worker.die()
             self.cut_power()
 
@@ -97,13 +98,13 @@ class Faults:
         self.history.happened(kind, self._topics_of(worker), f"shard {worker.shard}")
 
     def _topics_of(self, worker: SimShard) -> list[str]:
-        names = [*CHARACTERS, *(name for client in self.crowd.clients for name in client.own)]
+        names = [*CONFIGS, *(name for client in self.pool.clients for name in client.own)]
         return [name for name in names if shard_of(name, self.server.shards) == worker.shard]
 
     # -- disks ---------------------------------------------------------------------------------------------
 
     def _may_fail(self, shard: int) -> bool:
-        # With a rotten index and without the records, which are cold, nobody knows what a topic holds.
+        # With a damaged index and without the records, which are cold, the contents of a topic are unknown.
         needs_cold = bool(self.machine.colds) and bool(self._rotten)
         return shard in self._broken or self.machine.disks[shard].full or needs_cold
 
@@ -124,7 +125,7 @@ class Faults:
             self.world.after(REPAIR_US, self._restart_read_only)
 
     def _restart_read_only(self) -> None:
-        """Somebody reads the log and restarts what says that it needs it."""
+        """An operator reads the log and restarts shards that need it."""
         for worker in self._living():
             if worker.core is not None and worker.core.engine.shard.state.read_only is not None:
                 self.server.counts["read only"] += 1
@@ -154,7 +155,7 @@ class Faults:
         self.world.after(self.rng.choice((20, 300)) * MS, fast)
 
     def rot(self) -> None:
-        """A bit flips in a stored file while nobody holds it in memory: a segment's, closed or open, or a snapshot."""
+        """A bit flips in a stored file that is not in memory: a segment's, closed or open, or a snapshot."""
         shard = self.rng.randrange(self.server.shards)
         worker = self.server.workers[shard]
         disk = self.machine.disks[shard]
@@ -163,8 +164,9 @@ class Faults:
         if worker is None or not worker.alive or worker.core is None or not getattr(file, "live", b""):
             return
         if path.endswith((".data", ".del")) or (self.machine.colds and path.startswith("topics/")):
-            # All else is made anew from these, and costs no record; but an erase may take records from the cold tier, also of a
-            # segment that goes there later, and a crash leave a snapshot that still names them.
+            # Everything else is rebuilt from these without losing a record; but an erase may take records from the
+            # cold tier, also of a segment that moves there later, and a crash may leave a snapshot that still names
+            # them.
             log = worker.core.engine.shard.state.by_id.get(int(path.split("/")[-2], 16))
             if log is None:
                 return
@@ -172,15 +174,15 @@ class Faults:
         self._rotten.add(path)
         offset = self.rng.randrange(len(file.live))  # type: ignore[union-attr]
         disk.flip_bit(path, offset, self.rng.randrange(8))
-        self.say("  rot", path, offset)
+        self.log_step("  rot", path, offset)
         self._note("kill", worker)
         self.server.kill_worker(worker)
 
     def _rotting(self, disk: SimDisk) -> str:
-        """A file to rot: each only once, as two rotten places in one can look like a file of another version."""
+        """A file to damage, each only once: two damaged places in one file can look like a file of another version."""
         snapshots = [path for path in disk.paths() if "/snap-" in path and not path.endswith(".tmp")]
         if self.rng.random() < 0.15:
-            # One of two is always good, or there is nothing to start from.
+            # One of two stays intact, or there is nothing to start from.
             return snapshots[-1] if len(snapshots) == 2 and not self._rotten & set(snapshots) else ""
         suffix = self.rng.choice((".data", ".data", ".data", ".del", ".idx", ".dict", ".sum"))
         paths = (path for path in disk.paths() if path.startswith("topics/") and path.endswith(suffix))
@@ -190,7 +192,7 @@ class Faults:
     # -- the cold tier -------------------------------------------------------------------------------------
 
     def lose_cold(self) -> None:
-        """A disk that is not mounted for a while. Nothing that it holds is lost, and nothing else suffers."""
+        """A cold disk that is not mounted for a while. Nothing on it is lost, and nothing else is affected."""
         shard = self.rng.randrange(self.server.shards)
         self.machine.away.add(shard)
         self.history.happened("error", note=f"cold {shard} away")
@@ -212,7 +214,7 @@ class Faults:
             disk.crash_at(self.rng.choice((1, 2, 3, 5, 8, 13, 21, 34)), midway=self.rng.random() < 0.5)
 
     def fail_cold_call(self) -> None:
-        """Whatever a cold disk answers, the shard goes on: `_may_fail` does not know of it."""
+        """Whatever a cold disk answers, the shard goes on: `_may_fail` does not consider it."""
         for worker in self._pick():
             disk = self.machine.colds[worker.shard]
             calm(disk)
@@ -221,11 +223,13 @@ class Faults:
             self.history.happened("error", note=f"cold {worker.shard} {errno.errorcode[error]}")
 
     def rot_cold(self) -> None:
-        """A bit flips in records of the cold tier that are nowhere else."""
+        """A bit flips in records of the cold tier that are stored nowhere else."""
         for worker in self._pick():
             disk, hot = self.machine.colds[worker.shard], self.machine.disks[worker.shard]
             paths = [path for path in disk.paths() if path.startswith("topics/") and path.endswith(".data")]
-            kept = set(hot.paths())  # a question of ours is no call of the shard's: no planned fault meets it
+            kept = set(
+                hot.paths()
+            )  # our own lookup is not a call of the shard, so planned faults do not apply
             alone = [path for path in paths if path not in self._rotten and path not in kept]
             if not alone or worker.core is None:
                 continue
@@ -241,7 +245,9 @@ class Faults:
     # -- time ----------------------------------------------------------------------------------------------
 
     def stall(self) -> None:
-        """A worker stands still for a while, as if stopped. Most live to see what waited too long for them."""
+        """A worker stands still for a while, as if stopped. Most survive, and then find requests that have waited too
+        long.
+        """
         for worker in self._pick():
             until_us = self.world.now_us + self.rng.choice((5, 5, 100, 100, 2000, 35_000)) * MS
             worker.stalled_until_us = until_us
@@ -250,18 +256,18 @@ class Faults:
 
     def set_clock(self) -> None:
         jump_ms = self.rng.choice((-90_000, -500, 500, 30_000))
-        if self.jumped_ms + jump_ms > 60_000:  # or keys would be forgotten while they are still in use
+        if self.jumped_ms + jump_ms > 60_000:  # or idempotency keys would be forgotten while still in use
             return
         self.jumped_ms += max(0, jump_ms)
         self.machine.clock.wall_offset_ms += jump_ms
         self.history.happened("clock", note=str(jump_ms))
 
     def lull(self) -> None:
-        """Nobody asks for anything for a while."""
-        if self.crowd.sent < self._next_lull_at:
+        """No client sends a request for a while."""
+        if self.pool.sent < self._next_lull_at:
             return
-        self._next_lull_at = self.crowd.sent + 40
-        self.crowd.paused_until_us = self.world.now_us + self.rng.choice((1, 6, 6)) * S
+        self._next_lull_at = self.pool.sent + 40
+        self.pool.paused_until_us = self.world.now_us + self.rng.choice((1, 6, 6)) * S
 
     def checkpoint(self) -> None:
         for worker in self._pick():

@@ -1,4 +1,4 @@
-"""Frames of records as clients read them: in pages, and in the files of segments."""
+"""Frames of records as clients read them, in pages and in segment files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEAD, _EXTENSION = struct.Struct("<IBBQQQHHI"), struct.Struct("<BH")
 
 
 def read_frames(op: Op, response: Response) -> dict[str, Any]:
-    """A page of frames as the JSON page that says the same."""
+    """The JSON page with the same contents as a page of frames."""
     head = dict(line.split(": ", 1) for line in response.head.decode().splitlines())
     tombstone = head.get("Topics-Tombstone")
     return {

@@ -1,9 +1,10 @@
-"""Jobs beside a simulated server that merge cold segments and read them as files, with all that jobs do wrong.
+"""Merge jobs of a simulated server: they merge cold segments and read them as files, with the mistakes that jobs
+make.
 
-A job asks for a plan, reads its inputs from the cold disk, puts outputs into staging one file at a time, and asks to publish them.
-Between any two of these others write, delete and erase, and processes die: the job too, which is replaced by one that knows
-nothing. Some propose outputs that are wrong; none of those may ever be published. Others pin a snapshot and read what its
-manifest lists, which becomes a read in the history: as of the pin, however late it is done.
+A job asks for a plan, reads its inputs from the cold disk, puts outputs into staging one file at a time, and asks to
+publish them. Meanwhile others write, delete and erase, and processes die: the job too, whose replacement knows
+nothing. Some propose wrong outputs; none of those may ever be published. Others pin a snapshot and read the files of
+its manifest, which becomes a read in the history, as of the pin, however late it is done.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
+from tests.sim.actors import RETRY_AFTER_US, Actor, NextRequest, is_stopping, json_request
 from tests.sim.frames import frames
 from tests.sim.processes import Machine
 from tests.sim.world import MS
@@ -39,16 +40,18 @@ from topics.engine.storage.segments import parse_segment_name
 from topics.protocols.http.exchange import Request
 
 if TYPE_CHECKING:
-    from tests.sim.clients import Crowd
+    from tests.sim.clients import ClientPool
 
 KINDS = ("plan", "merges", "renew", "publish", "abandon", "pin", "renew_pin", "release")
-AHEAD_MS = TIME_CEILING_STEP_MS  # after a power cut the server's time goes on so much later
+AHEAD_MS = TIME_CEILING_STEP_MS  # after a power cut the server's time is ahead by up to this
 MERGED_RECORDS = 8  # a topic with more may have cold segments
 LIES = ("flip", "drop", "undead", "alter", "alter", "names", "short")
 
 
 class JobStore(DiskSegmentStore):
-    """The cold disk as a job has it mounted. Crashes and errors that are planned there are meant for the server."""
+    """The cold disk as a job has it mounted. Planned crashes and errors are meant for the server, and do not apply
+    here.
+    """
 
     def __init__(self, machine: Machine, shard: int, name: str) -> None:
         super().__init__(machine.colds[shard], f"staging/{name}")
@@ -56,7 +59,7 @@ class JobStore(DiskSegmentStore):
         self._machine, self._shard = machine, shard
 
     def do(self, work: Callable[[], Any]) -> Any:
-        """Everything at one moment."""
+        """Do everything at one moment."""
         if self._shard in self._machine.away:
             raise OSError(errno.ENODEV, "the cold disk is not mounted")
         disk = self.cold
@@ -72,7 +75,7 @@ class JobStore(DiskSegmentStore):
 
 
 class Outputs(Merger):
-    """What a job makes of a plan, kept until it is put; `lie` is what is wrong with it."""
+    """The outputs that a job makes of a plan, kept until they are put; `lie` names what is wrong with them."""
 
     def __init__(
         self, store: JobStore, plan: dict[str, Any], attempt: str, rng: Random, lie: str = ""
@@ -104,7 +107,7 @@ class Outputs(Merger):
 def wrong_outputs(
     store: JobStore, plan: dict[str, Any], group: dict[str, Any], attempt: str, rng: Random
 ) -> tuple[str, list[tuple[str, bytes]]]:
-    """What a job with a bug makes of a group, and which bug that is."""
+    """The outputs of a job with a bug, and the name of the bug."""
     lie = rng.choice(LIES)
     if lie == "undead":
         group = {**group, "inputs": [{**one, "dead": None} for one in group["inputs"]]}
@@ -121,21 +124,21 @@ def wrong_outputs(
 
 
 class Proposals:
-    """What all jobs have put: which groups somebody has proposed as they should be."""
+    """The outputs of all jobs: the groups that were proposed correctly."""
 
     def __init__(self) -> None:
         self.right: set[tuple[str, int]] = set()  # plan and group
 
     def check(self, op: Op) -> None:
-        """Nothing is published that is wrong."""
+        """No wrong output was published."""
         for group in op.answer["groups"]:
-            assert (op.request["plan_id"], group["group"]) in self.right, f"published, and wrong: {op}"
+            assert (op.request["plan_id"], group["group"]) in self.right, f"wrong output published: {op}"
 
 
 class MergeJob(Actor):
-    def __init__(self, crowd: Crowd, name: str, topics: list[str], proposals: Proposals) -> None:
-        self.topic = crowd.rng.choice(topics)
-        super().__init__(crowd, name, begins_within_us=100 * MS)
+    def __init__(self, pool: ClientPool, name: str, topics: list[str], proposals: Proposals) -> None:
+        self.topic = pool.rng.choice(topics)
+        super().__init__(pool, name, begins_within_us=100 * MS)
         self.topics, self.proposals = topics, proposals
         self.attempts = 0
         self.plan: dict[str, Any] | None = None
@@ -147,16 +150,16 @@ class MergeJob(Actor):
         self.world.after(self.rng.choice((0, 200, 2 * MS, 20 * MS)), self.go)
         return True
 
-    def _send(self, wish: Wish) -> None:
+    def _send(self, wish: NextRequest) -> None:
         kind, _, request = wish
-        super()._send((kind, self.topic, request))  # it may have turned to another topic meanwhile
+        super()._send((kind, self.topic, request))  # it may work on another topic by now
 
     # -- the work --------------------------------------------------------------------------------------------
 
     def _work(self) -> bool:
-        """One step of it; False: there is something to ask."""
+        """One step of the work; False: there is a request to send."""
         assert self.plan is not None
-        store = JobStore(self.crowd.server.machine, shard_of(self.topic, self.crowd.server.shards), self.name)
+        store = JobStore(self.pool.server.machine, shard_of(self.topic, self.pool.server.shards), self.name)
         try:
             if self.puts is None:
                 store.do(lambda: self._make(store))
@@ -165,10 +168,10 @@ class MergeJob(Actor):
                 store.do(lambda: self._put(store))
                 return True
         except FileNotFoundError:
-            self._forget()  # the plan is over, or its inputs are
+            self._forget()  # the plan is over, or its inputs are gone
             return True
         except OSError:
-            return self.rng.random() < 0.9  # not mounted: wait, or ask all the same
+            return self.rng.random() < 0.9  # not mounted: wait, or send the request anyway
         return False
 
     def _make(self, store: JobStore) -> None:
@@ -183,7 +186,7 @@ class MergeJob(Actor):
             lie, made = "", honest.made
             if self.rng.random() < 0.2:
                 lie, made = wrong_outputs(store, self.plan, group, f"{self.name}-{self.attempts}", self.rng)
-            # Whoever reads would notice a record that is dropped, unless it is deleted by then: then it is right to drop it.
+            # A reader would notice a dropped record, unless it is deleted by then: then dropping it is right.
             if made == honest.made or lie == "drop":
                 self.proposals.right.add((self.plan["plan_id"], group["group"]))
             self.puts += made
@@ -192,23 +195,21 @@ class MergeJob(Actor):
         assert self.puts
         key, data = self.puts[0]
         if not store.cold.exists(key.rpartition("/")[0]):
-            raise FileNotFoundError(
-                errno.ENOENT, key
-            )  # whoever would make it again would keep what was erased
+            raise FileNotFoundError(errno.ENOENT, key)  # putting it again would keep what was erased
         store.put(key, [data])
         self.puts.pop(0)
 
     def _forget(self) -> None:
         self.plan = self.puts = None
         if self.rng.random() < 0.6:
-            self.topic = choose(self.crowd, self.topics)
+            self.topic = choose(self.pool, self.topics)
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def _next(self) -> Wish:
+    def _next(self) -> NextRequest:
         rng, plan, topic = self.rng, self.plan, self.topic
         if plan is None:
-            return ("merges", topic, {}) if rng.random() < 0.1 else ("plan", topic, self._wish())
+            return ("merges", topic, {}) if rng.random() < 0.1 else ("plan", topic, self._request())
         mine = {"plan_id": plan["plan_id"], "lease": plan["lease"]}
         mood = rng.random()
         if mood < 0.05:
@@ -216,11 +217,11 @@ class MergeJob(Actor):
         if mood < 0.08:
             return "abandon", topic, mine
         if mood < 0.12:
-            return "plan", topic, {**self._wish(), "lease": plan["lease"]}
+            return "plan", topic, {**self._request(), "lease": plan["lease"]}
         return "publish", topic, {**mine, "wait_ms": rng.choice((0, 5, 300, 10_000))}
 
     def _delete(self) -> dict[str, Any]:
-        """As if somebody else did: records that are being merged."""
+        """A delete by another client of records that are being merged."""
         assert self.plan is not None
         group = self.rng.choice(self.plan["groups"])
         seqs = range(group["first_seq"], group["next_seq"])
@@ -231,8 +232,8 @@ class MergeJob(Actor):
             request["erase"] = True
         return request
 
-    def _wish(self) -> dict[str, Any]:
-        """The same for a topic at most times, or its plan would never be the one that is there."""
+    def _request(self) -> dict[str, Any]:
+        """Usually the same request for a topic, or its plan would hardly ever be the current one."""
         often = Random(self.topic) if self.rng.random() < 0.9 else self.rng
         return {
             "target_bytes": often.choice((2000, 8000, 1 << 20)),
@@ -241,7 +242,7 @@ class MergeJob(Actor):
             "lease_ms": self.rng.choice((1000, 1000, 4000)),
         }
 
-    def told(self, op: Op) -> None:
+    def on_answer(self, op: Op) -> None:
         if op.kind == "delete":
             pass
         elif op.status is None:
@@ -251,12 +252,12 @@ class MergeJob(Actor):
         elif op.status in (404, 409) or op.answer["error"]["code"] == "no_cold_tier":
             self._forget()
         elif op.status == 410:
-            self._again = "plan", self.topic, self._wish()
+            self._again = "plan", self.topic, self._request()
         elif op.status == 422:
-            self.crowd.server.counts["outputs refused"] += 1
-            self.puts = None  # what was wrong is made again
+            self.pool.server.counts["outputs refused"] += 1
+            self.puts = None  # wrong outputs are made again
         if self.plan is not None and self.rng.random() < 0.04:
-            self._forget()  # it dies; the lease ends by itself
+            self._forget()  # it dies; the lease expires
         self.world.after(self._pause_us(op), self.go)
 
     def _heard(self, op: Op) -> None:
@@ -271,9 +272,9 @@ class MergeJob(Actor):
                     self._again = "delete", self.topic, self._delete()
         elif op.kind == "publish" and op.status == 200:
             self.proposals.check(op)
-            self.crowd.server.counts["merges"] += len(op.answer["groups"])
+            self.pool.server.counts["merges"] += len(op.answer["groups"])
             if self.rng.random() < 0.2:
-                self._again = op.kind, op.topic, op.request  # as if nobody had answered
+                self._again = op.kind, op.topic, op.request  # as if there had been no answer
             else:
                 self._forget()
         elif op.kind == "abandon":
@@ -283,10 +284,10 @@ class MergeJob(Actor):
         if op.kind == "publish" and self.rng.random() < 0.6:
             self._again = op.kind, op.topic, op.request
         elif self.rng.random() < 0.5:
-            self._again = "plan", self.topic, self._wish()
+            self._again = "plan", self.topic, self._request()
 
     def _pause_us(self, op: Op) -> int:
-        rng, think = self.rng, self.crowd.appetite.think_us
+        rng, think = self.rng, self.pool.workload.think_us
         if rng.random() < 0.05:
             return rng.choice((300, 1500, 5000)) * MS  # longer than some leases
         if is_stopping(op):
@@ -299,37 +300,37 @@ class MergeJob(Actor):
 class SnapshotReader(Actor):
     """Pins a snapshot, and reads it from the cold disk some time later."""
 
-    def __init__(self, crowd: Crowd, name: str, topics: list[str]) -> None:
-        super().__init__(crowd, name, begins_within_us=200 * MS)
+    def __init__(self, pool: ClientPool, name: str, topics: list[str]) -> None:
+        super().__init__(pool, name, begins_within_us=200 * MS)
         self.topics = topics
         self.topic = ""
         self.pin: Op | None = None
         self._until_us = self._powers = 0
 
     def go(self) -> None:
-        """It knows no pauses: files can be read while nobody asks anything."""
-        crowd = self.crowd
-        if crowd.stopped:
+        """Not stopped by pauses: files can be read while no requests are sent."""
+        pool = self.pool
+        if pool.stopped:
             return
-        if not crowd.has_front:
+        if not pool.has_front:
             self.world.after(20 * MS, self.go)
             return
         if self.pin is not None:
             self._read(self.pin)
         self._send(self._next())
 
-    def _next(self) -> Wish:
+    def _next(self) -> NextRequest:
         rng = self.rng
         if self.pin is not None and rng.random() < 0.9:
             mine = {"snapshot_id": self.pin.answer["snapshot_id"]}
             if rng.random() < 0.7:
                 return "renew_pin", self.topic, {**mine, "ttl_ms": rng.choice((8000, 60_000))}
             return "release", self.topic, mine
-        self.topic = choose(self.crowd, self.topics)
+        self.topic = choose(self.pool, self.topics)
         return "pin", self.topic, {"ttl_ms": rng.choice((1000, 60_000, 60_000))}
 
-    def told(self, op: Op) -> None:
-        if op.ok and op.kind in ("pin", "renew_pin"):  # a renewal may bring the end nearer
+    def on_answer(self, op: Op) -> None:
+        if op.ok and op.kind in ("pin", "renew_pin"):  # a renewal may shorten it
             self.pin = op if op.kind == "pin" else self.pin
             self._until_us = self.world.now_us + op.request["ttl_ms"] * MS * 8 // 10
             self._powers = self._power_cuts()
@@ -341,8 +342,8 @@ class SnapshotReader(Actor):
         self.world.after(pause_us * MS, self.go)
 
     def _read(self, pin: Op) -> None:
-        machine = self.crowd.server.machine
-        shard = shard_of(self.topic, self.crowd.server.shards)
+        machine = self.pool.server.machine
+        shard = shard_of(self.topic, self.pool.server.shards)
         lost_us = AHEAD_MS * MS * (self._power_cuts() - self._powers)
         if self.world.now_us + lost_us > self._until_us or shard in machine.away:
             return
@@ -353,44 +354,45 @@ class SnapshotReader(Actor):
             assert self._may_be_gone(pin), f"{missing} was pinned: {pin}"
             return
         except (Corrupt, Damaged) as damage:
-            # An erase that a crash cut short goes on in a segment which is hot once more: its copy is made anew, under the same name.
-            assert self._happened("rot") or self._may_be_gone(pin), f"nothing has rotted: {damage} {pin}"
+            # An erase that a crash interrupted continues in a segment that is hot again: its copy is made anew, under
+            # the same name.
+            assert self._happened("rot") or self._may_be_gone(pin), f"no damage was injected: {damage} {pin}"
             return
         answer = {"topic": self.topic, "records": records}
         answer |= {"first_seq": pin.answer["earliest_seq"], "next_seq": pin.answer["cold_next_seq"]}
-        told = Op(
+        read = Op(
             self.name, "scan", self.topic, {}, pin.sent_at, pin.answered_at, 200, answer, pin.answered_at
         )
-        self.crowd.history.ops.append(told)
-        self.crowd.server.counts["scans"] += 1
+        self.pool.history.ops.append(read)
+        self.pool.server.counts["scans"] += 1
 
     def _may_be_gone(self, pin: Op) -> bool:
-        """An erase and a drop heed no pins; a clock that is set ends them."""
-        changes = (op for op in self.crowd.history.ops if op.topic == self.topic and op.sent_at > pin.sent_at)
+        """Erases and drops ignore pins; setting the clock ends them."""
+        changes = (op for op in self.pool.history.ops if op.topic == self.topic and op.sent_at > pin.sent_at)
         before = (
             op
-            for op in self.crowd.history.ops
+            for op in self.pool.history.ops
             if op.topic == self.topic and (op.settled_at or 1 << 62) > pin.sent_at
         )
         gone = any(op.kind == "drop" or op.request.get("erase") for op in (*changes, *before))
         return gone or self._happened("clock")
 
     def _power_cuts(self) -> int:
-        return self.crowd.server.counts["power cuts"]
+        return self.pool.server.counts["power cuts"]
 
     def _happened(self, kind: str) -> bool:
-        events = self.crowd.history.events
+        events = self.pool.history.events
         return any(event.kind == kind for event in events)
 
 
-def choose(crowd: Crowd, topics: list[str]) -> str:
-    """A topic that has something to merge, as far as anybody knows."""
-    long = [topic for topic in topics if crowd.heads.get(topic, 0) > MERGED_RECORDS]
-    return crowd.rng.choice(long or topics)
+def choose(pool: ClientPool, topics: list[str]) -> str:
+    """A topic that has something to merge, as far as clients know."""
+    long = [topic for topic in topics if pool.heads.get(topic, 0) > MERGED_RECORDS]
+    return pool.rng.choice(long or topics)
 
 
 def _listed(store: JobStore, pin: dict[str, Any]) -> Iterable[dict[str, Any]]:
-    """What a manifest and its dead rows leave to be shown."""
+    """The records of a manifest without its dead rows."""
     directory, number = f"topics/{pin['topic_id']}", pin["manifest"]
     manifest = decode_manifest(pin["path"], store.whole(f"{directory}/{manifest_name(number)}"))
     dead_key = f"{directory}/{dead_name(number)}"
@@ -404,27 +406,27 @@ def _listed(store: JobStore, pin: dict[str, Any]) -> Iterable[dict[str, Any]]:
                 yield from frames(content[int(row["offset"]) : int(row["offset"]) + int(row["length"])])
 
 
-# -- rest ----------------------------------------------------------------------------------------------------
+# -- end of the run ------------------------------------------------------------------------------------------
 
 
 def check_tidy(
     disk: SimDisk, directories: dict[str, set[tuple[int, int]]], losses: dict[str, list[tuple[int, int, str]]]
 ) -> None:
-    """Of plans, pins and old segments nothing is left, once their time is over. `directories`: what each topic has there. Files of
-    a segment whose marks have rotted are kept: what was lost may be wanted yet.
+    """Nothing is left of plans, pins and old segments after their time. `directories`: the cold files of each topic.
+    Files of a segment whose marks are damaged are kept, because the lost records may be recoverable.
     """
     for path in disk.paths():
-        assert not path.startswith("staging/plans/"), f"{path} is left of a plan"
+        assert not path.startswith("staging/plans/"), f"{path} belongs to a plan that is over"
         if not path.startswith("topics/"):
             continue
         directory, _, name = path.rpartition("/")
-        assert directory in directories, f"{path} is of a topic that is not there"
+        assert directory in directories, f"{path} belongs to a topic that does not exist"
         parsed = parse_segment_name(name)
         if parsed is not None:
             is_kept = any(first <= parsed[0] <= last for first, last, _ in losses[directory])
-            assert is_kept or (parsed[0], parsed[1]) in directories[directory], f"{path} is nobody's any more"
+            assert is_kept or (parsed[0], parsed[1]) in directories[directory], f"{path} is an orphan"
         else:
-            assert is_manifest_file(name) and pin_id(name) is None, f"{path} is left of a pin"
+            assert is_manifest_file(name) and pin_id(name) is None, f"{path} belongs to a pin that is over"
 
 
 _PATHS = {

@@ -1,14 +1,17 @@
-"""The processes of a simulated server: the shipped cores of shard and front, with simulated sockets, threads and disk.
+"""The processes of a simulated server: the shipped cores of shard and front, with simulated sockets, threads and
+disk.
 
-    client ──▶ SimFront (Gate, endpoints, FrontCore) ──links──▶ SimShard (ShardCore, Engine, Caps) ──▶ SimDisk, hot
-                                                       ◀──────                                     ──▶ SimDisk, cold
+    client ──▶ SimFront (admission, endpoints, PendingRequests)
+                 │ links
+                 ▼
+               SimShard (ShardCore, Engine, Caps) ──▶ SimDisk, hot and cold
 
-What stands in for the shipped shells: `SimShard._step` for workers.shard.loop, `SimFront._flush` for
-router.shard_client, `SimServer` for the supervisor (it hears of a death only after it, starts a successor with a new
-incarnation, and tells everybody who lives).
+The shipped shells are replaced: workers.shard.loop by `SimShard._step`, router.shard_client by `SimFront._flush`, the
+supervisor by `SimServer` (it notices a death later, starts a successor with a new incarnation, and tells all other
+processes).
 
-A message that was sent to a worker that died reaches its successor, and the answer of a dead worker reaches a front that
-has heard of its death already: real sockets do less, but nothing of the sort may do harm.
+A message to a worker that died reaches its successor, and the answer of a dead worker reaches a front that knows of
+its death already. Real sockets do less, but neither may do harm.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import msgspec
 
 from router.pending import PendingRequests
 from router.watch.service import start_streams
-from tests.sim.world import MS, DiskLine, Links, MachineClock, S, World
+from tests.sim.world import MS, DetachableDisk, Links, MachineClock, S, World
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics.api.config import EngineConfig
 from topics.api.errors import TopicsError
@@ -41,12 +44,12 @@ from workers.shard.core import Actions, ShardCore
 from workers.shard.loop import DRAIN_REQUESTS
 from workers.shard.metrics import ShardMetrics
 
-THREADS = ("sync", STAGE_KIND, *COLD_KINDS)  # kinds of jobs that have one of their own
+THREADS = ("sync", STAGE_KIND, *COLD_KINDS)  # kinds of jobs that have a thread of their own
 Message = tuple[bytes, list[wire.Buffer]]  # peer, parts
 
 
 class Machine:
-    """What survives its processes: the disks, one for each shard and perhaps a cold one beside it, and the clocks."""
+    """What survives processes: the disks, one per shard and perhaps a cold one, and the clocks."""
 
     def __init__(self, world: World, seed: int, shards: int, *, tiers: bool = False) -> None:
         self.world = world
@@ -54,12 +57,12 @@ class Machine:
         self.disks = [SimDisk(seed * 1000 + shard) for shard in range(shards)]
         self.colds = [SimDisk(seed * 1000 + 500 + shard) for shard in range(shards)] if tiers else []
         self.away: set[int] = set()  # shards whose cold disk is not mounted
-        self.job_us = [200] * shards  # how long a sync takes about
+        self.job_us = [200] * shards  # about how long a sync takes
         self.usual_cold_us = 2 * MS
         self.cold_us = [self.usual_cold_us] * shards  # and a job of the cold tier
 
     def calm(self) -> None:
-        """No planned fault is left."""
+        """Remove all planned faults."""
         for disk in (*self.disks, *self.colds):
             calm(disk)
             disk.full = False
@@ -68,17 +71,17 @@ class Machine:
         self.away.clear()
 
     def kill(self, shard: int) -> None:
-        """The process that used these disks is gone."""
+        """The process that used these disks is dead."""
         self.disks[shard].kill()
         if self.colds:
             self.colds[shard].kill()
 
 
-class ColdLine(DiskSegmentStore):
-    """A process's line to its cold disk, which may be away, as a mounted one: every call first looks whether it is there."""
+class ColdMount(DiskSegmentStore):
+    """A process's access to its cold disk: every call first checks whether it is mounted."""
 
     def __init__(self, machine: Machine, shard: int) -> None:
-        self.disk = DiskLine(machine.colds[shard])
+        self.disk = DetachableDisk(machine.colds[shard])
         super().__init__(self.disk, f"staging/shard-{shard:02}")  # type: ignore[arg-type]
         self._away, self._shard = machine.away, shard
 
@@ -119,7 +122,7 @@ def calm(disk: SimDisk) -> None:
 
 
 class SimShard:
-    """One worker: a step drains the inbox, reports finished jobs and has one turn, as the shipped loop does."""
+    """One worker. A step drains the inbox, reports finished jobs and has one turn, as in the shipped loop."""
 
     def __init__(self, server: SimServer, shard: int, incarnation: int) -> None:
         self.server = server
@@ -131,8 +134,8 @@ class SimShard:
         self.alive = True
         self.stopping = False
         self.stalled_until_us = 0
-        self.disk = DiskLine(self.machine.disks[shard])
-        self.cold = ColdLine(self.machine, shard) if self.machine.colds else None
+        self.disk = DetachableDisk(self.machine.disks[shard])
+        self.cold = ColdMount(self.machine, shard) if self.machine.colds else None
         self._inbox: deque[Callable[[], None]] = deque()
         self._finished: deque[tuple[Job, BaseException | None]] = deque()
         self._threads: dict[str, deque[Job]] = {name: deque() for name in (*THREADS, "work")}
@@ -144,16 +147,16 @@ class SimShard:
         self.core: ShardCore | None = None
         self.world.after(server.rng.choice((500, 2 * MS, 10 * MS)), self._begin)
 
-    # -- life ----------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """Run something of this process; a planned crash ends it, and a fault of the disk may."""
+        """Run code of this process; a planned crash ends the process, and a disk fault may."""
         try:
             action()
         except SimulatedCrash:
             self.server.crashed(self)
         except (TopicsError, OSError) as error:
-            # As workers.shard.program does: it says why, and ends. Only a broken disk may be a reason.
+            # As in workers.shard.program: it logs the reason and ends. The only allowed reason is a broken disk.
             self.server.failed(self, error)
 
     def _begin(self) -> None:
@@ -190,7 +193,7 @@ class SimShard:
         self._recover()
 
     def _recover(self) -> None:
-        """A slice of the replay; what arrives meanwhile is answered."""
+        """A slice of the replay; messages that arrive meanwhile are answered."""
         if not self.alive:
             return
         self._guarded(self._recover_slice)
@@ -216,14 +219,14 @@ class SimShard:
         self.world.after(self.server.rng.choice((20, 200, 2 * MS)), self._recover)
 
     def die(self) -> None:
-        """Nothing of it happens any more, and nothing that its remains do reaches the disk."""
+        """The process ends, and calls of its remains do not reach the disk."""
         self.alive = False
         self.disk.cut()
         if self.cold is not None:
             self.cold.disk.cut()
 
     def stop(self) -> None:
-        """SIGTERM: finish the jobs that are out, have a last turn, answer."""
+        """SIGTERM: finish running jobs, have a last turn, answer."""
         self.stopping = True
         if self.core is not None:
             self.core.engine.stop_cold()
@@ -333,7 +336,7 @@ class SimShard:
         self._take(lambda: self._core().receive(peer, bytes(parts[0]), *parts[1:]))
 
     def hear_answer(self, shard: int, parts: list[wire.Buffer]) -> None:
-        """What another worker says on the link that this one has to it."""
+        """A message of another worker, on this worker's link to it."""
         self._take(lambda: self._core().receive_reply(shard, bytes(parts[0]), *parts[1:]))
 
     def hear_peers(self, living: dict[int, int]) -> None:
@@ -359,7 +362,9 @@ class SimShard:
 
 
 class SimFront:
-    """One front: requests go through the shipped gate and endpoints; only sockets and the loop are missing."""
+    """One front: requests go through the shipped admission and endpoints; only sockets and the event loop are
+    replaced.
+    """
 
     def __init__(self, server: SimServer, number: int, life: int) -> None:
         self.server = server
@@ -412,7 +417,7 @@ class SimFront:
             self.world.after(1 * S, self._expire)
 
     def drain(self) -> None:
-        """The server stops: no long poll is waited for, everything else is."""
+        """The server stops: open long polls are not waited for, all other requests are."""
         self.streams.drain()
         self.services.draining = True
         self.core.end_polls(self.services.now_us())
@@ -422,7 +427,7 @@ class SimFront:
 
 
 class SimServer:
-    """All processes, and the supervisor's part: who lives, who is started again, who hears of it."""
+    """All processes, and the supervisor: starts, restarts and notifications."""
 
     def __init__(
         self,
@@ -447,10 +452,10 @@ class SimServer:
         self._lives = 0
         self._running = False
 
-    # -- start and end -------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------
 
     def start_after(self, delay_us: int) -> None:
-        """Whoever looks after the server starts it again, unless it is stopped on purpose before that."""
+        """An operator starts the server again, unless it is stopped on purpose before that."""
         stops = self.counts["stops"]
         self.world.after(delay_us, lambda: self.counts["stops"] == stops and self.start())
 
@@ -479,7 +484,7 @@ class SimServer:
         self.ended(worker)
 
     def ended(self, worker: SimShard) -> None:
-        """Its process is gone. The supervisor notices a moment later, tells everybody, and starts a successor."""
+        """The process is gone. The supervisor notices a moment later, tells all others, and starts a successor."""
         if worker.alive and worker.core is not None:
             self.counts["moves"] += worker.core.engine.counters.get("relocations", 0)
             self.counts["cold fetches"] += worker.core.engine.cold.fetches
@@ -508,7 +513,7 @@ class SimServer:
         self.world.after(200, noticed)
 
     def kill_all(self) -> None:
-        """The supervisor dies, and with it everything."""
+        """The supervisor dies, and all its children."""
         self._running = False
         for worker in self._living_workers():
             self.kill_worker(worker)
@@ -553,7 +558,7 @@ class SimServer:
         self._listening = {}
 
     def _settle(self) -> None:
-        """Workers send each other what their forwards owe, for a while."""
+        """Workers deliver their pending copies and dead letters, for a while."""
         end_us = self.world.now_us + int(FLUSH_COPIES_S * S)
         while self.world.now_us < end_us:
             cores = [worker.core for worker in self._living_workers() if worker.core is not None]
@@ -564,16 +569,16 @@ class SimServer:
     def _living_workers(self) -> list[SimShard]:
         return [worker for worker in self.workers if worker is not None and worker.alive]
 
-    # -- what workers say ----------------------------------------------------------------------------------
+    # -- messages of workers -------------------------------------------------------------------------------
 
     def crashed(self, worker: SimShard) -> None:
         self.counts["crashes at a call"] += 1
         self.on_crash(worker)
 
     def failed(self, worker: SimShard, error: Exception) -> None:
-        """It ended by itself, as a shard does that cannot run."""
+        """It ended by itself, as a shard that cannot run does."""
         if not self.may_fail(worker.shard):
-            raise AssertionError(f"shard {worker.shard} fails on a sound disk: {error!r}") from error
+            raise AssertionError(f"shard {worker.shard} failed on an intact disk: {error!r}") from error
         self.counts["failed starts"] += 1
         self.machine.kill(worker.shard)
         self.ended(worker)
@@ -603,7 +608,7 @@ class SimServer:
     # -- messages ------------------------------------------------------------------------------------------
 
     def carry_request(self, sender: bytes, shard: int, parts: list[wire.Buffer]) -> None:
-        """To whoever is the shard's worker when it arrives: that may be the successor of the one it was meant for."""
+        """Deliver to the shard's worker at the time of arrival, which may be the successor of the addressee."""
 
         def deliver() -> None:
             worker = self.workers[shard]
@@ -625,10 +630,10 @@ class SimServer:
 
         self.links.send(worker.name, peer, deliver)
 
-    # -- what the story asks -------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------
 
     def is_up(self) -> bool:
-        """Every process runs and knows of the others, and every shard serves and takes writes."""
+        """Every process runs and knows the others, and every shard serves and accepts writes."""
         living = {worker.shard: worker.incarnation for worker in self._living_workers()}
         return all(
             front is not None

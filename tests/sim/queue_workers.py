@@ -1,8 +1,8 @@
-"""Clients of a simulated server that work: they take jobs from queues and records from named consumers, settle them or forget
-to, and write down what they are told.
+"""Clients of a simulated server that claim jobs from queues and records from named consumers, and settle them or not.
 
-Some share a node's name, so that only the lease id tells their jobs apart. They settle late, twice, or what is not theirs; they
-break off; they repeat what got no answer. When all is quiet, `take_all` waits until every lease has ended and takes what there is.
+Some share a node's name, so that only the lease id tells their jobs apart. They settle late, twice, or jobs of
+others; they disconnect; they repeat requests without an answer. When all is quiet, `take_all` waits until every lease
+has ended, and takes everything.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
+from tests.sim.actors import RETRY_AFTER_US, Actor, NextRequest, is_stopping, json_request
 from tests.sim.world import MS
 from tests.support.history import Op
 from topics.protocols.http.exchange import Request
 
 if TYPE_CHECKING:
-    from tests.sim.clients import Auditor, Crowd
+    from tests.sim.clients import ClientPool, FinalReader
 
-LEASE_MAX_MS, DELAY_MAX_MS = 4000, 2000  # at most what anybody asks for
+LEASE_MAX_MS, DELAY_MAX_MS = 4000, 2000  # the longest that is requested
 OVER_US = (LEASE_MAX_MS + DELAY_MAX_MS + 1000) * MS
-MOVED_US = (
-    10_000 * MS
-)  # until what is on its way to another topic is there, tries that failed before included
+MOVED_US = 10_000 * MS  # until dead letters have arrived, including retries
 
-LETTERS = "letters"  # where those go that nobody could do
+LETTERS = "letters"  # the dead letter topic
 
-# A queue's name is its character, as a log's is.
+# The possible configs of each queue; it begins with the first.
 QUEUES: dict[str, list[dict[str, Any]]] = {
     "jobs-fsync": [
         {"type": "queue", "durability": "fsync", "lease_ms": 300},
@@ -67,7 +65,7 @@ QUEUES: dict[str, list[dict[str, Any]]] = {
     "jobs-ttl": [{"type": "queue", "durability": "fsync", "lease_ms": 200, "ttl_ms": 700}],
     "jobs-memory": [{"type": "queue", "durability": "memory", "lease_ms": 200}],
 }
-# So is a consumer's.
+# The possible configs of each consumer.
 CONSUMERS: dict[str, list[dict[str, Any]]] = {
     "every": [{"ack_wait_ms": 300}, {"ack_wait_ms": 900}],
     "tagged": [{"ack_wait_ms": 300, "filter": "a.*"}],
@@ -82,8 +80,8 @@ KINDS = ("claim", "ack", "nack", "extend", "put_consumer", "consumer")
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """Where work comes from: a queue, or a named consumer of a topic."""
+class WorkSource:
+    """A source of work: a queue, or a named consumer of a topic."""
 
     topic: str
     consumer: str = ""
@@ -94,14 +92,14 @@ class Spot:
 
     @property
     def is_mortal(self) -> bool:
-        """Whether what is handed out too often goes to the dead letters."""
+        """Whether records that are delivered too often go to the dead letters."""
         config = CONSUMERS[self.consumer] if self.consumer else QUEUES[self.topic]
         return "dead_letter" in config[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    spot: Spot
+class HeldJob:
+    source: WorkSource
     seq: int
     lease_id: str
 
@@ -111,20 +109,20 @@ class QueueWorker(Actor):
 
     patience = 0.98
 
-    def __init__(self, crowd: Crowd, name: str, node: str, spots: list[Spot]) -> None:
-        super().__init__(crowd, name, begins_within_us=8 * MS)
-        self.node, self.spots = node, spots
-        self.hands: list[Held] = []
-        self.past: list[Held] = []
+    def __init__(self, pool: ClientPool, name: str, node: str, sources: list[WorkSource]) -> None:
+        super().__init__(pool, name, begins_within_us=8 * MS)
+        self.node, self.sources = node, sources
+        self.hands: list[HeldJob] = []
+        self.past: list[HeldJob] = []
 
-    def told(self, op: Op) -> None:
+    def on_answer(self, op: Op) -> None:
         rng = self.rng
         if op.ok and op.kind == "claim":
-            spot = Spot(op.topic, op.request.get("consumer", ""))
-            self.hands += [Held(spot, job["$seq"], job["lease_id"]) for job in op.answer["claimed"]]
-            self.crowd.server.counts["fetched" if spot.consumer else "claimed"] += op.answer["count"]
+            source = WorkSource(op.topic, op.request.get("consumer", ""))
+            self.hands += [HeldJob(source, job["$seq"], job["lease_id"]) for job in op.answer["claimed"]]
+            self.pool.server.counts["fetched" if source.consumer else "claimed"] += op.answer["count"]
             if op.answer["claimed"] and rng.random() < 0.1:
-                self._await_end(spot, op.answer["claimed"][0]["deadline"])
+                self._await_end(source, op.answer["claimed"][0]["deadline"])
                 return
         elif op.status == 404 and op.answer["error"]["code"] == "consumer_not_found":
             config = rng.choice(CONSUMERS[op.request["consumer"]])
@@ -135,15 +133,15 @@ class QueueWorker(Actor):
             self._again = (op.kind, op.topic, op.request)
         self.world.after(self._pause_us(op), self.go)
 
-    def _await_end(self, spot: Spot, deadline: int) -> None:
-        """Be there in the millisecond in which a lease still holds for the last time."""
-        clock = self.crowd.server.machine.clock
+    def _await_end(self, source: WorkSource, deadline: int) -> None:
+        """Settle in the last millisecond of a lease."""
+        clock = self.pool.server.machine.clock
         wait_us = (deadline - clock.wall_ms()) * MS - self.world.now_us % MS + self.rng.choice((0, 0, MS))
-        self._again = ("claim", spot.topic, {**spot.of, "node": self.node, "max": 100})
+        self._again = ("claim", source.topic, {**source.of, "node": self.node, "max": 100})
         self.world.after(max(0, wait_us), self.go)
 
     def _pause_us(self, op: Op) -> int:
-        rng, think = self.rng, self.crowd.appetite.think_us
+        rng, think = self.rng, self.pool.workload.think_us
         if rng.random() < 0.06:
             return rng.choice((110, 320, 700)) * MS  # some work takes longer than its lease
         if op.ok or self._again is not None:
@@ -152,39 +150,39 @@ class QueueWorker(Actor):
             return RETRY_AFTER_US
         return rng.choice((2, 10, 40)) * MS
 
-    # -- what to do next -------------------------------------------------------------------------------------
+    # -- the next request ------------------------------------------------------------------------------------
 
-    def _next(self) -> Wish:
+    def _next(self) -> NextRequest:
         rng = self.rng
         if self.hands and rng.random() < 0.65:
             return self._settle(self.hands)
         if self.past and rng.random() < 0.06:
             return self._settle(self.past)  # again, or too late
-        spot = rng.choice(self.spots)
+        source = rng.choice(self.sources)
         mood = rng.random()
-        if spot.consumer and mood < 0.1:
-            config = rng.choice(CONSUMERS[spot.consumer])
-            return "put_consumer", spot.topic, {**spot.of, **config}
-        if spot.consumer and mood < 0.14:
-            return "consumer", spot.topic, {**spot.of}
-        return "claim", spot.topic, self._claim(spot)
+        if source.consumer and mood < 0.1:
+            config = rng.choice(CONSUMERS[source.consumer])
+            return "put_consumer", source.topic, {**source.of, **config}
+        if source.consumer and mood < 0.14:
+            return "consumer", source.topic, {**source.of}
+        return "claim", source.topic, self._claim(source)
 
-    def _claim(self, spot: Spot) -> dict[str, Any]:
+    def _claim(self, source: WorkSource) -> dict[str, Any]:
         rng = self.rng
-        request: dict[str, Any] = {**spot.of, "node": self.node, "max": rng.choice((1, 1, 2, 5, 100))}
+        request: dict[str, Any] = {**source.of, "node": self.node, "max": rng.choice((1, 1, 2, 5, 100))}
         if rng.random() < 0.6:
             request["lease_ms"] = rng.choice((100, 100, 250, 1000, LEASE_MAX_MS))
         if rng.random() < 0.4:
             request["wait_ms"] = rng.choice((20, 120, 400))
         return request
 
-    def _settle(self, held: list[Held]) -> Wish:
+    def _settle(self, held: list[HeldJob]) -> NextRequest:
         rng = self.rng
-        spot = rng.choice(held).spot
-        mine = [one for one in held if one.spot == spot]
+        source = rng.choice(held).source
+        mine = [one for one in held if one.source == source]
         chosen = rng.sample(mine, rng.randint(1, min(len(mine), 8)))
         kind = rng.choices(("ack", "nack", "extend"), (6, 3, 2))[0]
-        request: dict[str, Any] = {**spot.of, "node": self.node, "seqs": [one.seq for one in chosen]}
+        request: dict[str, Any] = {**source.of, "node": self.node, "seqs": [one.seq for one in chosen]}
         if rng.random() < 0.6:
             request["lease_ids"] = [one.lease_id if rng.random() < 0.9 else "" for one in chosen]
         if kind == "extend":
@@ -192,54 +190,56 @@ class QueueWorker(Actor):
         elif kind == "nack":
             request["delay_ms"] = rng.choice((0, 0, 40, 300, DELAY_MAX_MS))
             request["kind"] = rng.choice(("retry", "retry", "release"))
-            if spot.is_mortal and rng.random() < 0.4:
+            if source.is_mortal and rng.random() < 0.4:
                 request["kind"], request["reason"] = "dead", "broken"
         if kind != "extend" or rng.random() < 0.1:
             self.hands = [one for one in self.hands if one not in chosen]
             self.past = [*self.past, *chosen][-20:]
-        return kind, spot.topic, request
+        return kind, source.topic, request
 
 
-# -- rest ----------------------------------------------------------------------------------------------------
+# -- end of the run ------------------------------------------------------------------------------------------
 
 
-def take_all(auditor: Auditor) -> None:
-    """Wait until nothing is leased or delayed any more, say so, and take everything."""
-    crowd = auditor.crowd
-    spots = sorted({spot for worker in crowd.workers for spot in worker.spots}, key=repr)
-    if not spots:
+def take_all(final_reader: FinalReader) -> None:
+    """Wait until nothing is leased or delayed any more, note that, and take everything."""
+    pool = final_reader.pool
+    sources = sorted({source for worker in pool.workers for source in worker.sources}, key=repr)
+    if not sources:
         return
-    crowd.world.run_for(OVER_US)
-    crowd.history.happened("over")
-    for spot in spots:
-        state = auditor.ask("state", spot.topic, {})
-        if not state.ok or (not spot.consumer and state.answer["type"] != "queue"):
+    pool.world.run_for(OVER_US)
+    pool.history.happened("over")
+    for source in sources:
+        state = final_reader.ask("state", source.topic, {})
+        if not state.ok or (not source.consumer and state.answer["type"] != "queue"):
             continue
-        auditor.ask("diff", spot.topic, {"from_seq": 0, "limit": 1000, "include_tags": True})
-        if spot.consumer and not auditor.ask("consumer", spot.topic, {**spot.of}).ok:
+        final_reader.ask("diff", source.topic, {"from_seq": 0, "limit": 1000, "include_tags": True})
+        if source.consumer and not final_reader.ask("consumer", source.topic, {**source.of}).ok:
             continue
-        wish = {**spot.of, "node": auditor.name, "max": 1000, "lease_ms": 100}
-        auditor.ask("claim", spot.topic, wish)
-        auditor.ask("state", spot.topic, {})
-    crowd.world.run_for(MOVED_US)
-    auditor.ask("diff", LETTERS, {"from_seq": 0, "limit": 1000, "include_tags": True})
-    _bury(auditor, [spot for spot in spots if spot.is_mortal])
+        wish = {**source.of, "node": final_reader.name, "max": 1000, "lease_ms": 100}
+        final_reader.ask("claim", source.topic, wish)
+        final_reader.ask("state", source.topic, {})
+    pool.world.run_for(MOVED_US)
+    final_reader.ask("diff", LETTERS, {"from_seq": 0, "limit": 1000, "include_tags": True})
+    _bury(final_reader, [source for source in sources if source.is_mortal])
 
 
-def _bury(auditor: Auditor, spots: list[Spot]) -> None:
+def _bury(final_reader: FinalReader, sources: list[WorkSource]) -> None:
     """Claim what has had its last delivery, so that it is on its way to the dead letters when the next thing happens."""
-    crowd = auditor.crowd
-    for spot in spots:
-        crowd.world.run_for(150 * MS)
-        auditor.ask("claim", spot.topic, {**spot.of, "node": auditor.name, "max": 1000, "lease_ms": 100})
-    if spots:
-        crowd.world.run_for(crowd.rng.choice((0, MS, 2 * MS, 4 * MS, 8 * MS)))
+    pool = final_reader.pool
+    for source in sources:
+        pool.world.run_for(150 * MS)
+        final_reader.ask(
+            "claim", source.topic, {**source.of, "node": final_reader.name, "max": 1000, "lease_ms": 100}
+        )
+    if sources:
+        pool.world.run_for(pool.rng.choice((0, MS, 2 * MS, 4 * MS, 8 * MS)))
 
 
-def spots_of(topics: list[str], names: list[str]) -> list[Spot]:
+def work_sources(topics: list[str], names: list[str]) -> list[WorkSource]:
     """The queues among these topics, and these consumers of all that are consumed."""
-    queues = [Spot(topic) for topic in topics if topic in QUEUES]
-    return queues + [Spot(topic, name) for topic in topics if topic in CONSUMED for name in names]
+    queues = [WorkSource(topic) for topic in topics if topic in QUEUES]
+    return queues + [WorkSource(topic, name) for topic in topics if topic in CONSUMED for name in names]
 
 
 # -- requests as values --------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""What clients of a simulated server do about routers: which there are, and what is asked about them.
+"""Requests about routers in a simulated run: which routers exist, and what clients ask.
 
-A router's name is its character, as a topic's is: where it copies from and to and what it leaves out is always the same,
-and only what a `PUT` may change changes. So a judge knows what a copy must look like without knowing which `PUT` of that name
-was in force.
+Source, dest and what a router preserves depend on its name; only what a `PUT` may change varies. So the checker knows
+what a copy must look like, whichever `PUT` of that name was in force.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from urllib.parse import urlencode
 from tests.sim.actors import json_request
 from topics.protocols.http.exchange import Request
 
-# Sources, all of them matched by a pattern, and dests. The first config is the one that a topic begins with.
+# Sources, all of them matched by a pattern, and dests. A topic begins with the first config.
 FLOWING: dict[str, list[dict[str, Any]]] = {
     "in.fsync": [{"durability": "fsync"}, {"durability": "fsync", "dedupe_node": False}],
     "in.disk": [{}, {"dedupe_node": False}],
@@ -55,7 +54,7 @@ def _way(source: str, dest: str, *changes: dict[str, Any], **fixed: Any) -> list
 
 _EXACTLY = {"guarantee": "exactly_once"}
 
-# All that a `PUT` of a name may ask for.
+# Everything that a `PUT` of a name may ask for.
 ROUTERS: dict[str, list[dict[str, Any]]] = {
     "plain": _way("in.fsync", "to.fsync"),
     "twin": _way("in.fsync", "to.fsync", {"filter": "b*"}, {"filter": ["tag", "Eq", "a.1"]}),
@@ -78,18 +77,18 @@ ROUTERS: dict[str, list[dict[str, Any]]] = {
     "chain-end": _way("end.fsync", "end.last", {}, {"filter": "a.*"}),
     "ring": _way("ring.a", "ring.b", allow_cycle=True),
     "ring-back": _way("ring.b", "ring.a", {}, {"allow_cycle": True}),
-    # What is refused when the others are there.
+    # Routers that are refused when the others exist.
     "fan-in": _way("in.disk", "to.fsync"),
     "back": _way("end.fsync", "in.fsync"),
     "repointed": [*_way("in.fsync", "to.capped"), *_way("in.fsync", "to.disk")],
 }
 RINGS = ("ring", "ring-back")
-FROM_MEMORY = ("epochs", "epochs-disk")  # after a crash their sources may begin again below what was copied
+FROM_MEMORY = ("epochs", "epochs-disk")  # after a crash their sources may restart below what was copied
 KINDS = ("put_router", "router", "routers", "drop_router")
 
 
 def choose(rng: Random) -> list[str]:
-    """Some routers for a story, and what hangs on them."""
+    """Some routers for a run, with those that depend on them."""
     names = [name for name in ROUTERS if name not in RINGS]
     chosen = rng.sample(names, rng.choice((2, 3, 5, 9)))
     if rng.random() < 0.15:
@@ -103,7 +102,7 @@ def choose(rng: Random) -> list[str]:
 
 
 def topics_of(names: list[str]) -> tuple[list[str], list[str]]:
-    """Where these routers copy from, and where to."""
+    """Sources and dests of these routers."""
     ways = [way for name in names for way in ROUTERS[name]]
     sources = [way["source"] for way in ways if "*" not in way["source"]]
     if "all" in names:
@@ -112,7 +111,7 @@ def topics_of(names: list[str]) -> tuple[list[str], list[str]]:
 
 
 def dests_of(source: str, names: list[str]) -> list[str]:
-    """Where some of these routers may copy a topic to."""
+    """The topics to which these routers may copy a topic."""
     return [
         way["dest"]
         for name in names

@@ -1,13 +1,13 @@
-"""A whole server in one process, with clients that write down what they are told: one seed, one story.
+"""A whole server in one process, with clients that record their history; one seed determines everything.
 
-    .venv/bin/python -m tests.sim.server_walk 17              tell the story of seed 17
-    .venv/bin/python -m tests.sim.server_walk 0 --until 99    a hundred of them
+    .venv/bin/python -m tests.sim.server_walk 17              run seed 17
+    .venv/bin/python -m tests.sim.server_walk 0 --until 99    run a hundred seeds
     scripts/sim --seed 17 --steps 400               the same, with progress and totals
 
-Each story draws its own set of operations and faults, so that rare combinations get room: deaths of any process at any
-moment and at any call to the disk, power cuts, full and slow and failing disks, rotten files, clocks that are set,
-stalls, clean stops. At the end everything is read, the server dies once more, everything is read again, and the checker
-judges the history. A failure prints the seed, which replays it exactly.
+Each run draws its own set of operations and faults, so that rare combinations occur: deaths of any process at any
+moment and at any disk call, power cuts, full and slow and failing disks, damaged files, clock changes, stalls, clean
+stops. At the end everything is read, the server dies once more, everything is read again, and the checker checks the
+history. A failure prints the seed, which repeats it exactly.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 import msgspec
 
 from tests.sim import router_clients as routers
-from tests.sim.clients import LOGS, OWN_TTL, SETTLE_US, Appetite, Auditor, Crowd, write_weights
+from tests.sim.clients import LOGS, OWN_TTL, SETTLE_US, ClientPool, FinalReader, Workload, write_weights
 from tests.sim.faults import Faults
 from tests.sim.merge_jobs import check_tidy
 from tests.sim.processes import Machine, SimServer
-from tests.sim.queue_workers import CONSUMERS, QUEUES, spots_of, take_all
+from tests.sim.queue_workers import CONSUMERS, QUEUES, take_all, work_sources
 from tests.sim.sinks import producers_of
 from tests.sim.world import MS, S, World
 from tests.support.checker import assert_ok
@@ -48,11 +48,11 @@ MERGED = ["fsync", "fsync-too", "disk", "disk-too", "disk-tags", "changing"]  # 
 
 
 class Failed(AssertionError):
-    """A story that must not be, and the seed that tells it again."""
+    """A run that broke a promise, and the seed that repeats it."""
 
 
-class Mishaps(logging.Handler):
-    """Exceptions that a process of the server has caught because it must go on. Here they are failures."""
+class CaughtExceptions(logging.Handler):
+    """Exceptions that a process of the server logged and survived. In the simulation they are failures."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -65,7 +65,7 @@ class Mishaps(logging.Handler):
             )
 
 
-class Story(Faults):
+class Simulation(Faults):
     def __init__(self, seed: int, *, steps: int = STEPS, verbose: bool = False) -> None:
         super().__init__()
         self.seed, self.steps, self.verbose = seed, steps, verbose
@@ -84,29 +84,29 @@ class Story(Faults):
         )
         self.server.on_crash = self._crash_at_call
         self.server.may_fail = self._may_fail
-        self.crowd = Crowd(
+        self.pool = ClientPool(
             self.server,
-            self._appetite(),
+            self._workload(),
             clients=rng.choice((2, 3, 4, 6)),
             watchers=rng.choice((0, 0, 1, 2, 4)),
         )
-        self.crowd.on_answer = self._answered
+        self.pool.on_answer = self._answered
         if has_merges(seed):
-            self._merge()
+            self._add_merges()
         elif has_routers(seed):
-            self._forward()
+            self._add_routers()
         elif has_queues(seed):
-            self._hire()
-        self.history = self.crowd.history
+            self._add_workers()
+        self.history = self.pool.history
         self.whole_records = limits.TXN_WHOLE_RECORDS
         if has_sinks(seed):
-            self._sink()
+            self._add_transactions()
         self.faults = self._draw_faults()
         self.fault_every_us = rng.choice((10, 30, 60)) * MS
-        self.rest_requests = 8 if self.crowd.mergers else 3  # between two faults, at most times
+        self.rest_requests = 8 if self.pool.mergers else 3  # between two faults, most of the time
         self._next_fault_at = 0  # requests
 
-    # -- what this story is made of ------------------------------------------------------------------------
+    # -- parameters of this run ----------------------------------------------------------------------------
 
     def _engine_config(self) -> EngineConfig:
         rng = self.rng
@@ -146,14 +146,14 @@ class Story(Faults):
             plan_ttl_ms=rng.choice((2000, 20_000)),
         )
 
-    def _appetite(self) -> Appetite:
+    def _workload(self) -> Workload:
         rng = self.rng
         weights = write_weights()
         for kind in weights:
             if kind != "write" and rng.random() < 0.25:
                 weights[kind] = 0
         topics = rng.sample(LOGS, rng.choice((2, 4, len(LOGS))))
-        return Appetite(
+        return Workload(
             weights,
             topics,
             think_us=rng.choice((200, 3 * MS, 20 * MS)),
@@ -162,53 +162,57 @@ class Story(Faults):
             grouped=rng.random() < 0.2,
         )
 
-    def _hire(self) -> None:
-        """In this story some of the topics are queues, others have consumers, and workers share them."""
+    def _add_workers(self) -> None:
+        """Some topics are queues, others have consumers, and clients work on them."""
         rng = random.Random(self.seed * 104_729 + 3)
-        topics = self.crowd.appetite.topics
+        topics = self.pool.workload.topics
         topics[:] = topics[: rng.choice((1, 2, 4))] + rng.sample(list(QUEUES), rng.choice((1, 2, 3)))
         names = rng.sample(list(CONSUMERS), rng.choice((0, 1, 2)))
-        self.crowd.hire(rng.choice((2, 3, 5)), spots_of(topics, names))
+        self.pool.add_workers(rng.choice((2, 3, 5)), work_sources(topics, names))
 
-    def _forward(self) -> None:
-        """In this story some topics are copied to others, and little is done beside that."""
+    def _add_routers(self) -> None:
+        """Some topics are copied to others, and little else happens."""
         rng = random.Random(self.seed * 32_452_843 + 7)
-        appetite = self.crowd.appetite
-        appetite.routers = list(routers.FROM_MEMORY) if loses_sources(self.seed) else routers.choose(rng)
-        appetite.sources, dests = routers.topics_of(appetite.routers)
-        others = appetite.topics[: rng.choice((0, 0, 1, 2))]
-        appetite.topics[:] = list(dict.fromkeys((*appetite.sources, *dests, *dests, *others)))
+        workload = self.pool.workload
+        workload.routers = list(routers.FROM_MEMORY) if loses_sources(self.seed) else routers.choose(rng)
+        workload.sources, dests = routers.topics_of(workload.routers)
+        others = workload.topics[: rng.choice((0, 0, 1, 2))]
+        workload.topics[:] = list(dict.fromkeys((*workload.sources, *dests, *dests, *others)))
         weights = {"put_router": 12.0, "router": 4.0, "routers": 1.0, "drop_router": 1.0}
-        appetite.weights |= {name: weight * rng.choice((0.3, 1.0)) for name, weight in weights.items()}
-        if loses_sources(self.seed):  # or a router would seldom be there before a crash and after it
-            appetite.weights |= {"drop": 0, "drop_router": 0}
+        workload.weights |= {name: weight * rng.choice((0.3, 1.0)) for name, weight in weights.items()}
+        if loses_sources(self.seed):  # or routers would seldom exist both before and after a crash
+            workload.weights |= {"drop": 0, "drop_router": 0}
 
-    def _sink(self) -> None:
-        """In this story some write in batches, and what is a large one is for the story to say."""
+    def _add_transactions(self) -> None:
+        """Some clients write in transactions; the run draws the size from which a batch counts as large."""
         rng = random.Random(self.seed * 67_867_967 + 31)
         self.whole_records = rng.choice((0, 3, limits.TXN_WHOLE_RECORDS))
         self.history.happened("pieces", note=str(self.whole_records))
-        producers = producers_of(rng, self.crowd.appetite.topics)
-        self.crowd.sink(producers, [rng.random() < 0.4 for _ in producers])
+        producers = producers_of(rng, self.pool.workload.topics)
+        self.pool.add_sinks(producers, [rng.random() < 0.4 for _ in producers])
 
-    def _merge(self) -> None:
-        """In this story jobs merge cold segments, so few topics get many of them."""
+    def _add_merges(self) -> None:
+        """Jobs merge cold segments, so few topics get many of them."""
         rng = random.Random(self.seed * 67_867_987 + 43)
-        appetite = self.crowd.appetite
-        appetite.weights |= {"put": 0, "drop": 0.3, "delete": rng.choice((1, 4))}  # or little would get cold
-        appetite.topics[:] = rng.sample(MERGED, rng.choice((1, 2)))
+        workload = self.pool.workload
+        workload.weights |= {
+            "put": 0,
+            "drop": 0.3,
+            "delete": rng.choice((1, 4)),
+        }  # or little would become cold
+        workload.topics[:] = rng.sample(MERGED, rng.choice((1, 2)))
         self.machine.usual_cold_us = rng.choice((300, 2000))
         self.machine.calm()
-        self.crowd.merge(rng.choice((1, 2, 2)), rng.choice((0, 1, 1)), appetite.topics)
+        self.pool.add_merges(rng.choice((1, 2, 2)), rng.choice((0, 1, 1)), workload.topics)
         self.world.after(rng.choice((20, 60)) * MS, self._checkpoint_often)
 
     def _checkpoint_often(self) -> None:
-        if not self.crowd.stopped:
+        if not self.pool.stopped:
             self.checkpoint()
             self.world.after(self.rng.choice((10, 30, 90)) * MS, self._checkpoint_often)
 
     def _draw_faults(self) -> dict[Callable[[], None], int]:
-        """Some faults, not all: in a story where everything breaks all the time, little happens."""
+        """Some faults, not all: a run in which everything fails all the time makes no progress."""
         every: dict[Callable[[], None], int] = {
             self.kill_shard: 6, self.kill_front: 3, self.kill_server: 2, self.cut_power: 5, self.stop_server: 1,
             self.crash_at_call: 12, self.fail_call: 3, self.fill_disk: 2, self.slow_disk: 3, self.stall: 3,
@@ -227,11 +231,11 @@ class Story(Faults):
             chosen = {self.kill_shard: 2, self.lull: 1, self.slow_disk: 1}
         return chosen or {self.kill_shard: 1}
 
-    # -- the story -----------------------------------------------------------------------------------------
+    # -- the run -------------------------------------------------------------------------------------------
 
     def run(self) -> Counter[str]:
-        mishaps, logger = Mishaps(), logging.getLogger("topics")
-        logger.addHandler(mishaps)
+        caught, logger = CaughtExceptions(), logging.getLogger("topics")
+        logger.addHandler(caught)
         usual = limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS
         limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = (
             self.whole_records,
@@ -239,80 +243,80 @@ class Story(Faults):
         )
         try:
             self._run()
-            assert not mishaps.found, mishaps.found[0]
+            assert not caught.found, caught.found[0]
         except Exception as problem:
             text = f"seed {self.seed}; replay: .venv/bin/python -m tests.sim.server_walk {self.seed} --steps {self.steps} --verbose"
             raise Failed(f"{text}\n{type(problem).__name__}: {problem}") from problem
         finally:
             limits.TXN_WHOLE_RECORDS, limits.TXN_SLICE_RECORDS = usual
-            logger.removeHandler(mishaps)
+            logger.removeHandler(caught)
         return self.server.counts
 
     def _run(self) -> None:
         self.server.start()
         self.world.after(5 * MS, self._strike)
-        while self.crowd.sent < self.steps:
+        while self.pool.sent < self.steps:
             self.world.step()
         self._come_to_rest()
         self._audit("first")
         self._one_more_end()
         self._audit("second")
         self._judge()
-        if self.crowd.mergers:
+        if self.pool.mergers:
             self._tidy_up()
 
     def _strike(self) -> None:
-        if self.crowd.stopped:
+        if self.pool.stopped:
             return
         self.world.after(self.rng.randrange(self.fault_every_us) * 2, self._strike)
         if self._stopping or self.world.now_us < self._quiet_until_us:
             return
-        if self.crowd.sent < self._next_fault_at and self.rng.random() < 0.95:
-            return  # a server that dies before it has begun to serve shows little
-        self._next_fault_at = self.crowd.sent + self.rest_requests
+        if self.pool.sent < self._next_fault_at and self.rng.random() < 0.95:
+            return  # a server that dies before it serves shows little
+        self._next_fault_at = self.pool.sent + self.rest_requests
         fault = self.rng.choices(list(self.faults), list(self.faults.values()))[0]
-        self.say(fault.__name__)
+        self.log_step(fault.__name__)
         self.server.counts[fault.__name__] += 1
         fault()
 
     def _come_to_rest(self) -> None:
         """No new requests, no new faults, and everything that is open ends."""
-        self.say("rest")
-        self.crowd.stop()
+        self.log_step("rest")
+        self.pool.stop()
         self.machine.calm()
-        self.world.run_until(lambda: self.crowd.is_idle, within_us=120 * S, what="every request is answered")
+        self.world.run_until(lambda: self.pool.is_idle, within_us=120 * S, what="every request is answered")
         self._restart_read_only()
         self._await_up()
         self._broken.clear()
         self.world.run_for(SETTLE_US)
-        self.crowd.settle()
+        self.pool.settle()
         self.history.happened("calm")
-        self.crowd.rest_watchers()
+        self.pool.rest_watchers()
 
     def _one_more_end(self) -> None:
         end = self.rng.choice((self.cut_power, self.kill_server, self.stop_server))
-        self.say("last", end.__name__)
+        self.log_step("last", end.__name__)
         end()
         self._await_up()
-        if self.crowd.appetite.routers:
+        if self.pool.workload.routers:
             self.world.run_for(self.rng.choice((0, 5 * S)))
-        self.crowd.rest_watchers()
+        self.pool.rest_watchers()
 
     def _await_up(self) -> None:
         self.world.run_until(self.server.is_up, within_us=300 * S, what="every shard serves again")
 
     def _audit(self, name: str) -> None:
-        self.say("audit", name)
-        auditor = Auditor(self.crowd, name)
-        auditor.read_all()
-        take_all(auditor)
+        self.log_step("audit", name)
+        final_reader = FinalReader(self.pool, name)
+        final_reader.read_all()
+        take_all(final_reader)
 
     def _judge(self) -> None:
         for worker in filter(None, self.server.workers):
             assert worker.core is not None
             worker.core.engine.check_invariants()
-        # A stream may be looking for more at this very moment.
-        self.world.run_until(self._nothing_is_asked, within_us=5 * S, what="nothing is on its way")
+        # A stream may be searching for more at this moment.
+        self.world.run_until(self._nothing_is_asked, within_us=5 * S, what="no message is in flight")
         for op in self.history.ops:
             if self.max_topics and op.kind == "list" and op.ok:
                 assert len(op.answer["topics"]) <= self.max_topics, "more topics than the cap allows"
@@ -324,14 +328,14 @@ class Story(Faults):
         return not any(link.pending or link.cost for link in links)
 
     def _tidy_up(self) -> None:
-        """Time ends all pins and plans, and checkpoints of what is new let go of what was merged."""
-        auditor = Auditor(self.crowd, "third")
+        """Time ends all pins and plans, and checkpoints release what was merged."""
+        final_reader = FinalReader(self.pool, "third")
         engines = [worker.core.engine for worker in self._living() if worker.core is not None]
         for i in range(4):
             for engine in engines:
                 names = [log.name for log in engine.shard.state.by_id.values()]
                 wish = {"records": [{"data": {"w": "tidy", "i": i}}]}
-                next((name for name in names if auditor.ask("write", name, wish).ok), None)
+                next((name for name in names if final_reader.ask("write", name, wish).ok), None)
                 engine.checkpoint()
             self.world.run_for(20 * S)
         for engine, disk in zip(engines, self.machine.colds, strict=True):
@@ -342,7 +346,7 @@ class Story(Faults):
                     if log.stored is not None
                     else [chunk.meta for chunk in log.chunks if chunk.meta]
                 )
-                metas += engine.checkpointer.pending_deletions_of(topic_id)  # they go with the next one
+                metas += engine.checkpointer.pending_deletions_of(topic_id)  # removed by the next one
                 cold = {(meta.first_seq, meta.generation) for meta in metas if meta.tier == "cold"}
                 named[engine.reader.topic_dir(topic_id)] = cold
                 losses[engine.reader.topic_dir(topic_id)] = list(log.view.losses)
@@ -353,45 +357,47 @@ class Story(Faults):
             self._check_erased([op])
 
     def _check_erased(self, erases: list[Op]) -> None:
-        """What an erase surely covered stands in no file any more."""
+        """No file contains what an acknowledged erase covered."""
         for needle in erased(self.history, [op for op in erases if op.topic in OWN_TTL]):
             for disk in (*self.machine.disks, *self.machine.colds):
                 assert not holders(disk, needle), f"erased, and still in {holders(disk, needle)}: {needle!r}"
 
-    def say(self, *words: object) -> None:
+    def log_step(self, *words: object) -> None:
         if self.verbose:
-            print(f"{self.world.now_us / 1e6:10.6f}", self.crowd.sent, *words, flush=True)
+            print(f"{self.world.now_us / 1e6:10.6f}", self.pool.sent, *words, flush=True)
 
 
 def has_queues(seed: int) -> bool:
-    """Whether a story is about work as well; of its own chance, so that the others stay as they are."""
+    """Whether a run has queues; drawn separately, so that other runs do not change."""
     return random.Random(seed * 15_485_863 + 11).random() < 0.4
 
 
 def has_routers(seed: int) -> bool:
-    """Whether a story is about routers; of its own chance as well."""
+    """Whether a run has routers; drawn separately, too."""
     return random.Random(seed * 49_979_687 + 19).random() < 0.4
 
 
 def has_tiers(seed: int) -> bool:
-    """Whether old segments move to a cold disk. Planted bugs are pinned to stories of the first hundreds, which stay as they are."""
+    """Whether old segments move to a cold disk. Planted bugs are found by seeds of the first hundreds, whose runs
+    must not change.
+    """
     return seed >= FIRST_WITH_TIERS and random.Random(seed * 86_028_157 + 29).random() < 0.4
 
 
 def has_sinks(seed: int) -> bool:
-    """Whether some write in batches, in transactions; as with tiers, not in the stories of the first hundreds."""
+    """Whether some clients write in transactions; as with tiers, not in runs of the first hundreds."""
     return seed >= FIRST_WITH_SINKS and random.Random(seed * 67_867_979 + 37).random() < 0.4
 
 
 def has_merges(seed: int) -> bool:
-    """Whether jobs merge what the cold tier has."""
+    """Whether jobs merge cold segments."""
     return (
         has_tiers(seed) and seed >= FIRST_WITH_MERGES and random.Random(seed * 67_867_991 + 47).random() < 0.6
     )
 
 
 def loses_sources(seed: int) -> bool:
-    """Whether a story is about routers whose sources lose, in a crash, what they have in memory only."""
+    """Whether a run has routers whose sources, in a crash, lose what is only in memory."""
     return (
         has_routers(seed)
         and seed >= FIRST_WITH_LOST_SOURCES
@@ -399,13 +405,14 @@ def loses_sources(seed: int) -> bool:
     )
 
 
-def digest(story: Story) -> str:
-    """One number for everything that was said and everything that happened."""
-    lines = [repr(op) for op in story.history.ops]
+def digest(simulation: Simulation) -> str:
+    """One digest of the whole history."""
+    lines = [repr(op) for op in simulation.history.ops]
     lines += [
-        f"{event.at} {event.kind} {event.note} {sorted(event.topics or ())}" for event in story.history.events
+        f"{event.at} {event.kind} {event.note} {sorted(event.topics or ())}"
+        for event in simulation.history.events
     ]
-    lines += [repr(stream) for stream in story.history.streams]
+    lines += [repr(stream) for stream in simulation.history.streams]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -423,18 +430,18 @@ def main() -> int:
     totals: Counter[str] = Counter()
     began = time.perf_counter()
     for seed in range(options.seed, (options.until or options.seed) + 1):
-        story = Story(seed, steps=options.steps, verbose=options.verbose)
+        simulation = Simulation(seed, steps=options.steps, verbose=options.verbose)
         try:
-            totals += story.run()
+            totals += simulation.run()
         except Failed as failure:
             print(failure)
             return 1
         finally:
             if options.save:
-                story.history.save(options.save)
+                simulation.history.save(options.save)
                 print(f"the history of seed {seed} is in {options.save}")
         if options.digest:
-            print(seed, digest(story))
+            print(seed, digest(simulation))
     took = time.perf_counter() - began
     print(f"{dict(sorted(totals.items()))} in {took:.1f} s")
     return 0

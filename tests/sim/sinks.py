@@ -1,9 +1,9 @@
-"""Clients of a simulated server that write in batches, as stream processors with checkpoints do: each batch is begun, staged in
-chunks and committed, and sent again until it is known to be there.
+"""Clients of a simulated server that write in transactions, as stream processors with checkpoints do: each batch is
+begun, staged in chunks and committed, and repeated until it is known to be committed.
 
-Several may work for one producer, each of them sure that the others are dead. They die and are replaced, leave chunks out, stage
-what no commit names, change their minds, wait too long. What a try of a batch writes is its own, so that a reader can
-tell whose it is.
+Several may work for one producer, each assuming that the others are dead. They die and are replaced, omit chunks,
+stage chunks that no commit names, abort, and wait too long. Each attempt of a batch writes its own data, so a reader
+can tell the attempts apart.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.actors import RETRY_AFTER_US, Actor, Wish, is_stopping, json_request
+from tests.sim.actors import RETRY_AFTER_US, Actor, NextRequest, is_stopping, json_request
 from tests.sim.queue_workers import LETTERS, QUEUES
 from tests.sim.world import MS
 from tests.support.history import Op
 from topics.protocols.http.exchange import Request
 
 if TYPE_CHECKING:
-    from tests.sim.clients import Crowd
+    from tests.sim.clients import ClientPool
 
 KINDS = ("begin", "stage", "commit", "abort")
 TAGS = ("a.1", "b")
@@ -29,7 +29,7 @@ Chunk = tuple[str, int]  # part and number
 
 @dataclass(slots=True)
 class Producer:
-    """Whose batches they are. Its sinks know the number of the next one, and nothing else of each other."""
+    """A producer. Its clients share the number of the next batch, and nothing else."""
 
     name: str
     topic: str
@@ -38,7 +38,7 @@ class Producer:
 
 @dataclass(slots=True)
 class Try:
-    """One try of a batch: what it is made of, and how far it is."""
+    """One attempt at a batch: its contents and its progress."""
 
     batch: int
     txn: str = ""
@@ -49,15 +49,15 @@ class Try:
 
 
 class Sink(Actor):
-    def __init__(self, crowd: Crowd, name: str, producer: Producer) -> None:
-        super().__init__(crowd, name, begins_within_us=8 * MS)
+    def __init__(self, pool: ClientPool, name: str, producer: Producer) -> None:
+        super().__init__(pool, name, begins_within_us=8 * MS)
         self.producer = producer
         self.tries = 0
         self.work: Try | None = None
 
-    # -- what to do next -------------------------------------------------------------------------------------
+    # -- the next request ------------------------------------------------------------------------------------
 
-    def _next(self) -> Wish:
+    def _next(self) -> NextRequest:
         rng, work, topic = self.rng, self.work, self.producer.topic
         if work is None or (work.batch < self.producer.batch and rng.random() < 0.8):
             work = self.work = self._new_try()
@@ -74,7 +74,7 @@ class Sink(Actor):
         return "commit", topic, {"txn": work.txn, "parts": work.parts, "wait_ms": wait_ms}
 
     def _new_try(self) -> Try:
-        """All tries of a batch have as many parts and records, and all of their records are different."""
+        """All attempts at a batch have the same number of parts and records, and different records."""
         self.tries += 1
         producer = self.producer
         shape = random.Random(f"{producer.name} {producer.batch}")
@@ -124,9 +124,9 @@ class Sink(Actor):
     def _stage(work: Try, chunk: Chunk) -> dict[str, Any]:
         return {"txn": work.txn, "part": chunk[0], "chunk": chunk[1], "records": work.chunks[chunk]}
 
-    # -- what comes of it ------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
-    def told(self, op: Op) -> None:
+    def on_answer(self, op: Op) -> None:
         work = self.work
         if work is not None:
             if op.status is None:
@@ -147,10 +147,10 @@ class Sink(Actor):
             if self.rng.random() < 0.3:
                 self._go_on(work)  # without this batch
         elif op.answer["state"] == "committed":
-            self.crowd.server.counts["batches"] += op.kind == "commit"
+            self.pool.server.counts["batches"] += op.kind == "commit"
             self._go_on(work)
             if self.rng.random() < 0.15:
-                self._again = op.kind, op.topic, op.request  # as if nobody had answered
+                self._again = op.kind, op.topic, op.request  # as if there had been no answer
         elif op.kind == "begin":
             work.txn = op.answer["txn"]
             if op.answer["state"] == "committing":
@@ -165,7 +165,7 @@ class Sink(Actor):
         if mood < 0.3:
             self.work = None  # it died, and a new one begins with the same batch
         elif mood < 0.6:
-            work.txn = ""  # ask what became of it
+            work.txn = ""  # ask for the state
 
     def _refused(self, work: Try, op: Op) -> None:
         code, detail = op.answer["error"]["code"], op.detail
@@ -183,9 +183,9 @@ class Sink(Actor):
             self.work = None
 
     def _pause_us(self, op: Op) -> int:
-        rng, think = self.rng, self.crowd.appetite.think_us
+        rng, think = self.rng, self.pool.workload.think_us
         if rng.random() < 0.03:
-            return rng.choice((200, 1200, 6000)) * MS  # some transactions end meanwhile
+            return rng.choice((200, 1200, 6000)) * MS  # some transactions expire meanwhile
         if op.ok:
             return rng.choice((0, think // 4, think))
         if is_stopping(op):
@@ -194,13 +194,13 @@ class Sink(Actor):
 
 
 def producers_of(rng: random.Random, topics: list[str]) -> list[Producer]:
-    """Some producers for topics of a story; routers in circles and dead letters are not for them."""
+    """Some producers for topics of a run, except those in router cycles and the dead letter topic."""
     fit = [topic for topic in topics if topic != LETTERS and not topic.startswith("ring.")]
     return [Producer(f"p{i}", rng.choice(fit)) for i in range(rng.choice((1, 2, 3)))] if fit else []
 
 
 def ask_about_all(sinks: list[Sink], ask: Any) -> None:
-    """When all is quiet: whether each producer's last batch, and the one before, is there."""
+    """When all is quiet: ask for the state of each producer's last two batches."""
     for producer in {sink.producer.name: sink.producer for sink in sinks}.values():
         for batch in range(max(1, producer.batch - 1), producer.batch + 1):
             wish = {"producer": producer.name, "batch": batch, "ttl_ms": 1000, "create": False}

@@ -1,4 +1,4 @@
-"""Many stories of simulated servers: `scripts/sim`. Progress on the way, totals at the end, the seeds that failed."""
+"""Many simulated runs: `scripts/sim`. Progress on the way, totals at the end, the seeds that failed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TextIO
 
-from tests.sim.server_walk import STEPS, Failed, Story
+from tests.sim.server_walk import STEPS, Failed, Simulation
 from tests.support.arguments import positive_count, positive_number, seed_number
 from tests.support.sim_disk import SimulatedCrash
 
@@ -27,22 +27,22 @@ EXPLANATION = (
 )
 
 
-def tell(work: tuple[int, int]) -> tuple[int, Counter[str], str]:
-    """One story: its seed, what happened in it, and why it must not be."""
+def run_seed(work: tuple[int, int]) -> tuple[int, Counter[str], str]:
+    """One run: its seed, its totals, and the failure if there is one."""
     seed, steps = work
-    story = Story(seed, steps=steps)
+    simulation = Simulation(seed, steps=steps)
     problem = ""
     try:
-        story.run()
+        simulation.run()
     except Failed as failure:
         problem = str(failure)
     except (
         SimulatedCrash
-    ) as crash:  # no Exception: it would end this process, and nobody would miss the story
-        problem = f"seed {seed}: the story itself met a fault of a disk ({crash})"
-    counts = Counter(story.server.counts)
-    counts["requests"] = story.crowd.sent
-    counts["acked writes"] = sum(op.kind == "write" and op.ok for op in story.history.ops)
+    ) as crash:  # not an Exception: it would end this process, and the run would go missing
+        problem = f"seed {seed}: the simulation itself hit a planned disk fault ({crash})"
+    counts = Counter(simulation.server.counts)
+    counts["requests"] = simulation.pool.sent
+    counts["acked writes"] = sum(op.kind == "write" and op.ok for op in simulation.history.ops)
     return seed, counts, problem
 
 
@@ -79,7 +79,7 @@ class Totals:
 
     def report(self) -> None:
         print(f"\n{self.line()}", file=self._out)
-        injected = {name for name in self.counts if callable(getattr(Story, name, None))}
+        injected = {name for name in self.counts if callable(getattr(Simulation, name, None))}
         self._group("faults that were injected", injected)
         self._group("what happened", set(self.counts) - injected)
         print(EXPLANATION, file=self._out)
@@ -105,7 +105,7 @@ def main() -> int:
     parser.add_argument("--seed", type=seed_number, help="the first one; by the clock when absent")
     parser.add_argument("--until", type=seed_number, help="the last one")
     parser.add_argument("--minutes", type=positive_number, help="go on for so long")
-    parser.add_argument("--steps", type=positive_count, default=STEPS, help=f"requests in a story [{STEPS}]")
+    parser.add_argument("--steps", type=positive_count, default=STEPS, help=f"requests per run [{STEPS}]")
     parser.add_argument(
         "--jobs", type=positive_count, default=os.cpu_count() or 1, help="processes [all CPUs]"
     )
@@ -118,7 +118,7 @@ def main() -> int:
         parser.error(f"--until {last} is before the first seed, {first}")
     totals = Totals(sys.stdout)
     try:
-        tell_all(seeds(first, last, options.minutes), options.steps, options.jobs, totals)
+        run_seeds(seeds(first, last, options.minutes), options.steps, options.jobs, totals)
     except KeyboardInterrupt:
         print("\ninterrupted; so far:", end="")
         totals.report()
@@ -127,8 +127,8 @@ def main() -> int:
     return 1 if totals.failed else 0
 
 
-def tell_all(row: Iterator[int], steps: int, jobs: int, totals: Totals) -> None:
-    ahead = threading.Semaphore(2 * jobs)  # the pool would take an endless row of seeds at once
+def run_seeds(row: Iterator[int], steps: int, jobs: int, totals: Totals) -> None:
+    ahead = threading.Semaphore(2 * jobs)  # the pool would take an endless series of seeds at once
     enough = threading.Event()
 
     def work() -> Iterator[tuple[int, int]]:
@@ -140,12 +140,12 @@ def tell_all(row: Iterator[int], steps: int, jobs: int, totals: Totals) -> None:
 
     with multiprocessing.Pool(jobs, ignore_interrupts) as pool:
         try:
-            for told in pool.imap_unordered(tell, work()):
-                totals.add(*told)
+            for result in pool.imap_unordered(run_seed, work()):
+                totals.add(*result)
                 if len(totals.failed) >= FAILURES_MAX:
                     enough.set()
                 ahead.release()
-        finally:  # the pool's thread may wait for its next seed, and the pool for its thread
+        finally:  # the pool's thread may be waiting for its next seed, and the pool for its thread
             enough.set()
             ahead.release()
 

@@ -15,7 +15,7 @@ import errno
 
 import pytest
 
-from tests.sim.server_walk import Story
+from tests.sim.server_walk import Simulation
 from tests.support import shard_words as d
 from tests.support.driver import Driver
 from tests.support.faults import fault
@@ -236,7 +236,7 @@ def test_an_erase_may_change_the_end_of_a_log_file() -> None:
 )
 def test_stories_that_the_judge_took_for_broken(seed: int) -> None:
     """They were legal: the server had done what it promises."""
-    Story(seed, steps=250).run()
+    Simulation(seed, steps=250).run()
 
 
 @pytest.mark.parametrize(
@@ -248,4 +248,4 @@ def test_stories_that_the_judge_took_for_broken(seed: int) -> None:
     ],
 )
 def test_stories_of_the_cold_tier(seed: int) -> None:
-    Story(seed).run()
+    Simulation(seed).run()

@@ -22,7 +22,7 @@ from tests.sim.queue_workers import LETTERS
 from tests.sim.server_walk import (
     FIRST_WITH_MERGES,
     FIRST_WITH_TIERS,
-    Story,
+    Simulation,
     digest,
     has_merges,
     has_sinks,
@@ -54,20 +54,20 @@ RARE = [
 @pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
 def test_seeds(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
-        Story(seed).run()
+        Simulation(seed).run()
 
 
 def test_seeds_with_tiers() -> None:
     seeds = [seed for seed in range(FIRST_WITH_TIERS, 2 * FIRST_WITH_TIERS) if has_tiers(seed)]
     for i in length.seeds(short=2, long=120):
-        Story(seeds[i % len(seeds)]).run()
+        Simulation(seeds[i % len(seeds)]).run()
 
 
 @pytest.mark.parametrize("has_it", [has_sinks, has_merges])
 def test_seeds_with_sinks_and_jobs(has_it: Callable[[int], bool]) -> None:
     seeds = [seed for seed in range(FIRST_WITH_MERGES, 2 * FIRST_WITH_MERGES) if has_it(seed)]
     for i in length.seeds(short=1, long=120):
-        Story(seeds[i % len(seeds)]).run()
+        Simulation(seeds[i % len(seeds)]).run()
 
 
 def test_rare_events_happen() -> None:
@@ -76,9 +76,9 @@ def test_rare_events_happen() -> None:
     missing = kinds = {*RARE, *ANSWERS}
     enough = length.pick(short=len(kinds) // 20, long=0)
     for seed in RICH[: length.pick(short=25, long=len(RICH))]:
-        story = Story(seed)
-        counts += story.run()
-        counts += answers(story)
+        simulation = Simulation(seed)
+        counts += simulation.run()
+        counts += answers(simulation)
         missing = {name for name in kinds if not counts[name]}
         if len(missing) <= enough:
             return
@@ -99,9 +99,9 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-def answers(story: Story) -> Counter[str]:
+def answers(simulation: Simulation) -> Counter[str]:
     found: Counter[str] = Counter()
-    for op in story.history.ops:
+    for op in simulation.history.ops:
         if op.status is None:
             found["no answer"] += 1
         elif op.ok:
@@ -113,7 +113,7 @@ def answers(story: Story) -> Counter[str]:
             found += copying(op)
         else:
             found[kind_of_error(op.status, op.answer["error"])] += 1
-    for stream in story.history.streams:
+    for stream in simulation.history.streams:
         found["stream resumed"] += stream.ok and stream.last_event_id is not None
         found["stream broken"] += stream.end == "broken"
         for frame in stream.frames:
@@ -170,7 +170,7 @@ def kind_of_error(status: int, error: dict[str, object]) -> str:
 
 def test_a_seed_is_the_whole_story() -> None:
     """The same seed in processes whose string hashes differ: every request, answer and event must be the same."""
-    told = set()
+    outputs = set()
     first = 3
     last = length.pick(short=first, long=5)
     for hash_seed in ("1", "2"):
@@ -185,11 +185,11 @@ def test_a_seed_is_the_whole_story() -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        told.add("\n".join(line for line in done.stdout.splitlines() if not line.startswith("{")))
-    assert len(told) == 1
-    again = Story(first)
+        outputs.add("\n".join(line for line in done.stdout.splitlines() if not line.startswith("{")))
+    assert len(outputs) == 1
+    again = Simulation(first)
     again.run()
-    assert told.pop().splitlines()[0] == f"{first} {digest(again)}"
+    assert outputs.pop().splitlines()[0] == f"{first} {digest(again)}"
 
 
 def test_the_simulation_runs_the_shipped_code() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.sim.clients import Appetite, Auditor, Crowd
+from tests.sim.clients import ClientPool, FinalReader, Workload
 from tests.sim.processes import Machine, SimServer
 from tests.sim.watchers import REST_US, SimSink, Watcher
 from tests.sim.world import MS, S, World
@@ -49,17 +49,17 @@ class Follower(Watcher):
     restless = 0.0
     start: str | None = None  # the id of one that has seen nothing yet
 
-    def __init__(self, crowd: Crowd, name: str, wish: dict[str, Any]) -> None:
+    def __init__(self, pool: ClientPool, name: str, wish: dict[str, Any]) -> None:
         self.wish = wish
-        super().__init__(crowd, name)
+        super().__init__(pool, name)
 
-    def _wish(self) -> dict[str, Any]:
+    def _request(self) -> dict[str, Any]:
         return self.wish
 
-    def told(self, op: Op) -> None:
+    def on_answer(self, op: Op) -> None:
         if op.ok:
             self.start = _id_of({topic: row["from_seq"] for topic, row in op.answer["topics"].items()})
-        super().told(op)
+        super().on_answer(op)
 
     def _last_id(self) -> str | None:
         """Without an id it would be sent on from where the server left off: behind what was written and never arrived."""
@@ -98,7 +98,7 @@ class Follower(Watcher):
 
 
 @dataclass
-class Tale:
+class WatchRun:
     seed: int
     wishes: list[dict[str, Any]] = field(default_factory=lambda: WISHES)
     head: int = 0
@@ -114,14 +114,14 @@ class Tale:
             config=EngineConfig(wal_file_bytes=16_384, segment_max_events=4, snapshot_wal_bytes=4096),
             settings=Settings(),
         )
-        self.crowd = Crowd(self.server, Appetite(), clients=0)
-        self.writer = Auditor(self.crowd, "writer")
+        self.pool = ClientPool(self.server, Workload(), clients=0)
+        self.writer = FinalReader(self.pool, "writer")
         self.server.start()
         self.await_up()
         self.ask("put", {"durability": "fsync"})
-        self.crowd.watchers += [Follower(self.crowd, f"w{i}", wish) for i, wish in enumerate(self.wishes)]
+        self.pool.watchers += [Follower(self.pool, f"w{i}", wish) for i, wish in enumerate(self.wishes)]
         self.world.run_until(
-            lambda: all(watcher.wid for watcher in self.crowd.watchers), within_us=S, what="sessions"
+            lambda: all(watcher.wid for watcher in self.pool.watchers), within_us=S, what="sessions"
         )
 
     def await_up(self) -> None:
@@ -151,12 +151,12 @@ class Tale:
         self.ask("put", {"durability": "fsync", "cap_records": kept})
 
     def leave(self, who: int) -> None:
-        watcher = self.crowd.watchers[who % len(self.wishes)]
+        watcher = self.pool.watchers[who % len(self.wishes)]
         if watcher.sink is not None:
             watcher.sink.hang_up("client")
 
     def dawdle(self, who: int) -> None:
-        watcher = self.crowd.watchers[who % len(self.wishes)]
+        watcher = self.pool.watchers[who % len(self.wishes)]
         if watcher.sink is not None:
             watcher.sink.stall((1 + who) * 20 * MS)
 
@@ -166,7 +166,7 @@ class Tale:
         if who > 1 and front is not None and front.alive:
             self.server.kill_front(front)
         elif who <= 1 and worker is not None and worker.alive:
-            self.crowd.history.happened("kill", [TOPIC])
+            self.pool.history.happened("kill", [TOPIC])
             self.server.kill_worker(worker)
 
     def wait(self, how: int) -> None:
@@ -177,16 +177,16 @@ class Tale:
     def rest(self) -> set[int]:
         """The seqs that live when everything has arrived."""
         self.await_up()
-        self.crowd.stop()
-        self.crowd.rest_watchers()
+        self.pool.stop()
+        self.pool.rest_watchers()
         self.writer.read_all()
-        pages = [op.answer["records"] for op in self.crowd.history.ops if op.kind == "diff"]
-        assert_ok(self.crowd.history)
+        pages = [op.answer["records"] for op in self.pool.history.ops if op.kind == "diff"]
+        assert_ok(self.pool.history)
         return {record["$seq"] for page in pages for record in page}
 
     def end(self) -> None:
         living = self.rest()
-        for watcher in self.crowd.watchers:
+        for watcher in self.pool.watchers:
             assert isinstance(watcher, Follower)
             seqs, gaps = watcher.seqs, watcher.gaps
             assert seqs == sorted(set(seqs)), f"{watcher.name} got records twice, or out of order: {seqs}"
@@ -200,7 +200,7 @@ class Tale:
     def end_group(self, steps: list[str]) -> None:
         living = self.rest()
         got: list[int] = []
-        for watcher in self.crowd.watchers:
+        for watcher in self.pool.watchers:
             assert isinstance(watcher, Follower)
             got += watcher.seqs
             for stream in watcher._streams:
@@ -237,10 +237,10 @@ GROUP_WISHES: list[dict[str, Any]] = [
 def test_each_living_record_comes_once_and_every_gap_is_announced(
     seed: int, steps: list[tuple[str, int]]
 ) -> None:
-    tale = Tale(seed)
+    watch_run = WatchRun(seed)
     for name, number in steps:
-        getattr(tale, name)(number)
-    tale.end()
+        getattr(watch_run, name)(number)
+    watch_run.end()
 
 
 @settings(
@@ -249,21 +249,21 @@ def test_each_living_record_comes_once_and_every_gap_is_announced(
 @given(seed=st.integers(0, 10_000), steps=GROUP_STEPS)
 def test_a_group_gives_each_record_to_one_member(seed: int, steps: list[tuple[str, int]]) -> None:
     """To exactly one while all stay; what was on its way to one that leaves may be lost, and is never given twice."""
-    tale = Tale(seed, GROUP_WISHES)
+    watch_run = WatchRun(seed, GROUP_WISHES)
     for name, number in steps:
-        getattr(tale, name)(number)
-    tale.end_group([name for name, _ in steps])
+        getattr(watch_run, name)(number)
+    watch_run.end_group([name for name, _ in steps])
 
 
 def test_the_watchers_of_a_tale_are_connected_and_read_on_by_themselves() -> None:
     """Else the property would hold for want of anybody to disprove it."""
-    tale = Tale(1)
-    tale.write(3)
-    tale.wait(2)
-    tale.leave(0)
-    tale.write(2)
-    tale.world.run_for(REST_US)
-    for watcher in tale.crowd.watchers:
+    watch_run = WatchRun(1)
+    watch_run.write(3)
+    watch_run.wait(2)
+    watch_run.leave(0)
+    watch_run.write(2)
+    watch_run.world.run_for(REST_US)
+    for watcher in watch_run.pool.watchers:
         assert isinstance(watcher, Follower)
         assert watcher.seqs == [1, 2, 3, 4, 5]
 
@@ -271,11 +271,11 @@ def test_the_watchers_of_a_tale_are_connected_and_read_on_by_themselves() -> Non
 def test_every_id_names_every_topic() -> None:
     """A stream that joined a running feed said so before it had begun to follow its other topics."""
     wish = {"topics": {TOPIC: {}, "u": {}}, "lenient": True}
-    tale = Tale(1, [{"topics": {TOPIC: {}}}])
-    tale.writer.ask("put", "u", {})
-    tale.world.run_for(REST_US)
-    late = Follower(tale.crowd, "late", wish)
-    tale.crowd.watchers.append(late)
-    tale.world.run_for(REST_US)
+    watch_run = WatchRun(1, [{"topics": {TOPIC: {}}}])
+    watch_run.writer.ask("put", "u", {})
+    watch_run.world.run_for(REST_US)
+    late = Follower(watch_run.pool, "late", wish)
+    watch_run.pool.watchers.append(late)
+    watch_run.world.run_for(REST_US)
     assert late.seen
     assert all(set(read_id(text) or ()) == {TOPIC, "u"} for text in late.seen)

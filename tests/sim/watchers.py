@@ -1,9 +1,9 @@
-"""Clients of a simulated server that watch: they make a session, follow it through one connection after the other, and write
-down every event that arrives.
+"""Clients of a simulated server that watch: they create a session, follow it over several connections, and record
+every event.
 
-A connection is a `SimSink`: what the server writes travels, in pieces of any size, as fast as the client takes it. A client
-takes slowly, or nothing for a while; it goes away without a word and comes back with the id of the last event that it has
-seen, with an older one, or with none, through any front.
+A connection is a `SimSink`: what the server writes travels in pieces of any size, as fast as the client takes it. A
+client reads slowly, or not at all for a while; it disconnects without notice and comes back with the id of its last
+event, an older one, or none, through any front.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topics.protocols.http.exchange import Request, Response
 from topics.protocols.http.exchange import Stream as ServerEnd
 
 if TYPE_CHECKING:
-    from tests.sim.clients import Crowd
+    from tests.sim.clients import ClientPool
     from tests.sim.processes import SimFront
 
 PATTERNS = ["fsync*", "*", ">"]  # the first is none: a wildcard is a whole token
@@ -44,7 +44,7 @@ class SimSink:
         self.gone = False  # for the client
         self.text = b""  # the beginning of an event
 
-    # -- what the server does --------------------------------------------------------------------------------
+    # -- the server's side -----------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
@@ -66,10 +66,10 @@ class SimSink:
         self._bytes = 0
         self.close()
 
-    # -- the way ---------------------------------------------------------------------------------------------
+    # -- in flight -------------------------------------------------------------------------------------------
 
     def stall(self, time_us: int) -> None:
-        """The client takes nothing for a while."""
+        """The client reads nothing for a while."""
         self._stalled_until_us = self._world.now_us + time_us
 
     def wake(self) -> None:
@@ -80,7 +80,7 @@ class SimSink:
     def _move(self) -> None:
         if not self._moving and not self.gone:
             self._moving = True
-            wait_us = max(self.watcher.crowd._net_us(), self._stalled_until_us - self._world.now_us)
+            wait_us = max(self.watcher.pool._net_us(), self._stalled_until_us - self._world.now_us)
             self._world.after(wait_us, self._arrive)
 
     def _arrive(self) -> None:
@@ -109,34 +109,34 @@ class SimSink:
             self.hang_up("broken" if self._broken else "server")
 
     def front_died(self) -> None:
-        """What had left the front may still arrive; the end does."""
+        """What had left the front may still arrive, and so does the end of the connection."""
         if self._rng.random() < 0.5:
             self._buffer.clear()
         self._closing = self._broken = True
         self._move()
 
     def hang_up(self, end: str) -> None:
-        """The connection is over. The server hears of it a moment later."""
+        """The connection is closed. The server notices a moment later."""
         if self.gone:
             return
         self.gone = True
-        self.watcher.crowd.history.ended(self.record, end)
+        self.watcher.pool.history.ended(self.record, end)
         front, server_end = self.front, self.server_end
-        self._world.after(self.watcher.crowd._net_us(), lambda: front.alive and server_end.closed())
+        self._world.after(self.watcher.pool._net_us(), lambda: front.alive and server_end.closed())
         self.watcher.disconnected(self)
 
 
 class Watcher:
-    """One session after the other, and one connection at a time to each."""
+    """One session after the other, with one connection at a time."""
 
     patience = 1.0
-    restless = 0.03  # how often it leaves when it sees an event, and before its stream is there
+    restless = 0.03  # how often it disconnects when it sees an event, and before its stream is open
 
-    def __init__(self, crowd: Crowd, name: str) -> None:
-        self.crowd, self.name = crowd, name
-        self.rng, self.world, self.history = crowd.rng, crowd.world, crowd.history
+    def __init__(self, pool: ClientPool, name: str) -> None:
+        self.pool, self.name = pool, name
+        self.rng, self.world, self.history = pool.rng, pool.world, pool.history
         self.wid = ""
-        self.seen: list[str] = []  # ids, in the order in which they came
+        self.seen: list[str] = []  # ids in the order of arrival
         self.sink: SimSink | None = None
         self._opening: tuple[Stream, SimFront, Request] | None = None
         self._tries = 0
@@ -149,33 +149,33 @@ class Watcher:
     # -- sessions --------------------------------------------------------------------------------------------
 
     def go(self) -> None:
-        """Make a session, or connect to the one that is there."""
+        """Create a session, or connect to the existing one."""
         if self.is_connected or self._opening is not None:
             return
-        if not self.crowd.has_front:
+        if not self.pool.has_front:
             self.world.after(5 * MS, self.go)
         elif self.wid:
             self._connect()
-        elif not self.crowd.stopped:
-            request = self._wish()
+        elif not self.pool.stopped:
+            request = self._request()
             op = self.history.sent(self.name, "watch", "", request)
             body = {name: value for name, value in request.items() if name != "lenient"}
             query = b"lenient=true" if request.get("lenient") else b""
-            assert self.crowd.send(self, op, json_request(b"POST", "/v0/watch", body, query))
+            assert self.pool.send(self, op, json_request(b"POST", "/v0/watch", body, query))
 
-    def told(self, op: Op) -> None:
-        """What came of the wish for a session."""
+    def on_answer(self, op: Op) -> None:
+        """The answer to the creation of a session."""
         if op.ok:
             self.wid, self.seen = op.answer["wid"], []
             self.world.after(self.rng.choice((0, 1, 5)) * MS, self.go)
         else:
             self.world.after(self.rng.choice((3, 30)) * MS, self.go)
 
-    def _wish(self) -> dict[str, Any]:
-        rng, crowd = self.rng, self.crowd
-        if crowd.appetite.grouped:
-            return self._group_wish()
-        names = [*crowd.appetite.topics, *(name for client in crowd.clients for name in client.own)]
+    def _request(self) -> dict[str, Any]:
+        rng, pool = self.rng, self.pool
+        if pool.workload.grouped:
+            return self._group_request()
+        names = [*pool.workload.topics, *(name for client in pool.clients for name in client.own)]
         topics: dict[str, Any] = {}
         for name in rng.sample(names, min(len(names), rng.choice((1, 1, 2, 4)))):
             topics[name] = rng.choice(
@@ -183,7 +183,7 @@ class Watcher:
                     {},
                     {},
                     {"tail": True},
-                    {"from_seq": max(0, crowd.heads.get(name, 0) - rng.choice((0, 2, 9)))},
+                    {"from_seq": max(0, pool.heads.get(name, 0) - rng.choice((0, 2, 9)))},
                 )
             )
         if rng.random() < 0.3:
@@ -207,10 +207,10 @@ class Watcher:
             request["lenient"] = True
         return request
 
-    def _group_wish(self) -> dict[str, Any]:
-        """What all watchers of a story want that is about a group."""
+    def _group_request(self) -> dict[str, Any]:
+        """The request of all watchers that share a group."""
         rng = self.rng
-        topics = rng.choice(({">": {}}, {name: {} for name in self.crowd.appetite.topics}))
+        topics = rng.choice(({">": {}}, {name: {} for name in self.pool.workload.topics}))
         request: dict[str, Any] = {"topics": topics, "group": "g", "lenient": True}
         if rng.random() < 0.3:
             request["limit"] = rng.choice((1, 2, 5))
@@ -219,21 +219,21 @@ class Watcher:
     # -- connections -----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        fronts = [front for front in self.crowd.server.fronts if front is not None and front.alive]
+        fronts = [front for front in self.pool.server.fronts if front is not None and front.alive]
         front = self.rng.choice(fronts)
         last_id = self._last_id()
         record = self.history.opening(self.name, self.wid, last_id)
         request = Request(b"GET", f"/v0/watch/{self.wid}".encode(), b"", 0, accept=b"text/event-stream")
         request.last_event_id = (last_id or "").encode()
         self._opening = (record, front, request)
-        self.world.after(self.crowd._net_us(), lambda: self._arrive(record, front, request))
-        if self.rng.random() < self.restless and not self.crowd.stopped:
+        self.world.after(self.pool._net_us(), lambda: self._arrive(record, front, request))
+        if self.rng.random() < self.restless and not self.pool.stopped:
             self.world.after(self.rng.randrange(5 * MS), lambda: self._give_up(record))
 
     def _last_id(self) -> str | None:
-        """Most come back with the last id that they have seen. After a rewind, what came later was not seen.
+        """Most reconnect with the last id that they have seen. After a rewind, later ids were not seen.
 
-        Who comes back with none is sent on from wherever the server stands; ids from before then may be ahead of that.
+        Without an id the stream continues at the server's position; older ids may be ahead of that.
         """
         mood = self.rng.random()
         if mood < 0.12 or not self.seen:
@@ -249,7 +249,7 @@ class Watcher:
 
         def respond(response: Response) -> None:
             if response.stream is None:
-                self.world.after(self.crowd._net_us(), lambda: self._refused(record, response.status))
+                self.world.after(self.pool._net_us(), lambda: self._refused(record, response.status))
             elif self._opening is None or self._opening[0] is not record:
                 response.stream.closed()  # the client has left
             else:
@@ -262,8 +262,8 @@ class Watcher:
         front.handle(request, respond)
 
     def _behave(self, sink: SimSink) -> None:
-        """How this connection will go."""
-        if self.crowd.stopped:
+        """How this connection will behave."""
+        if self.pool.stopped:
             sink.wake()
             return
         rng = self.rng
@@ -274,7 +274,7 @@ class Watcher:
             self.world.after(rng.randrange(5 * MS), lambda: sink.stall(stall_us))
 
     def _leave(self, sink: SimSink) -> None:
-        if not self.crowd.stopped and self.sink is sink:
+        if not self.pool.stopped and self.sink is sink:
             sink.hang_up("client")
 
     def _give_up(self, record: Stream) -> None:
@@ -319,7 +319,7 @@ class Watcher:
     # -- events ----------------------------------------------------------------------------------------------
 
     def took(self, sink: SimSink, data: bytes) -> None:
-        """Bytes of the stream: an event is there when its empty line is."""
+        """Bytes of the stream: an event is complete with its empty line."""
         *blocks, sink.text = (sink.text + data).split(b"\n\n")
         for block in blocks:
             if not sink.gone:
@@ -333,23 +333,23 @@ class Watcher:
         event_id = fields.get("id")
         frame = self.history.saw(sink.record, fields["event"], event_id, json.loads(fields["data"]))
         if frame.data.get("reason") in ("recreated", "deleted"):
-            self.seen = []  # those are of the topic that was there before, and ahead of the next one
+            self.seen = []  # those are of the earlier topic of this name, and ahead of the new one
         if event_id is not None:
             self.seen.append(event_id)
         self._learn(frame)
-        if not self.crowd.stopped and self.rng.random() < self.restless:
+        if not self.pool.stopped and self.rng.random() < self.restless:
             sink.hang_up("client")
 
     def _learn(self, frame: Frame) -> None:
-        self.crowd.server.counts[f"frame {frame.event}"] += 1
+        self.pool.server.counts[f"frame {frame.event}"] += 1
         if frame.event == "record":
             topic = frame.data["topic"]
-            self.crowd.heads[topic] = max(self.crowd.heads.get(topic, 0), frame.data["head_seq"])
+            self.pool.heads[topic] = max(self.pool.heads.get(topic, 0), frame.data["head_seq"])
 
-    # -- rest ------------------------------------------------------------------------------------------------
+    # -- end of the run --------------------------------------------------------------------------------------
 
     def come_to_rest(self) -> None:
-        """From here on it takes everything at once, and stays."""
+        """From here on it reads everything at once, and stays connected."""
         if self.sink is not None:
             self.sink.wake()
         self.go()

@@ -1,7 +1,7 @@
-"""Time, chance and wires of a simulated server: one seed, one order of events.
+"""Time, random numbers and links of a simulated server; the seed determines the order of events.
 
-Nothing here runs by itself: `World.step` takes the next event from the heap and moves the time to it, so that an hour of
-waiting costs nothing. All chance comes from one generator.
+Nothing runs by itself: `World.step` takes the next event from the heap and sets the time to its time, so an hour of
+waiting costs nothing. All random numbers come from one generator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class World:
         action()
 
     def run_until(self, is_done: Callable[[], bool], *, within_us: int, what: str) -> None:
-        """Let things happen until it is so; AssertionError when it does not come to pass."""
+        """Run events until the condition holds; AssertionError when it does not."""
         end_us = self.now_us + within_us
         while not is_done():
             assert self._heap and self.now_us <= end_us, f"never: {what}"
@@ -52,7 +52,7 @@ class World:
 
 
 class MachineClock:
-    """The clocks of one machine. The monotonic one begins anew with each boot; the wall clock may be set."""
+    """The clocks of one machine. The monotonic one starts again with each boot; the wall clock may be set."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -77,10 +77,11 @@ class MachineClock:
 
 
 class Links:
-    """Ordered wires: what one sender has for one receiver arrives in its order, what others have comes when it comes.
+    """Ordered links: messages of one sender to one receiver arrive in order, messages of different senders in any
+    order.
 
-    A message is neither doubled nor changed. Whether it is lost is for the receiver's end to say: `deliver` is called
-    when the time has come, and looks who is there.
+    Messages are neither duplicated nor changed. The receiver's end decides what is lost: `deliver` is called at the
+    time of arrival, and checks which process runs then.
     """
 
     def __init__(self, world: World) -> None:
@@ -96,8 +97,10 @@ class Links:
         self._world.at(due_us, deliver)
 
 
-class DiskLine:
-    """A process's line to the disk, cut when it dies: what its remains do while they are collected reaches nothing."""
+class DetachableDisk:
+    """A process's disk, detached when the process dies: calls made while its remains are garbage collected have no
+    effect.
+    """
 
     def __init__(self, disk: SimDisk) -> None:
         self._disk: SimDisk | None = disk
@@ -109,7 +112,7 @@ class DiskLine:
             "write",
             "sync",
             "exists",
-        ):  # as attributes: they are hot
+        ):  # attributes, because they are hot
             setattr(self, name, getattr(disk, name))
 
     def __getattr__(self, name: str) -> Any:
