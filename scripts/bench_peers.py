@@ -1,6 +1,6 @@
 """Benchmark of topics against Redis Streams and NATS JetStream, on this machine, in one run: `scripts/bench peers`.
 
-The systems take turns at every point, with equal durability and the same load generator. Writes a page with tables and
+The systems take turns at every point, with equal durability and the same load generator (scripts/load). Writes a page with tables and
 plots, and all raw results as JSON. A partial run (--only, --systems) writes to bench-out/ unless --docs is given.
 """
 
@@ -74,7 +74,11 @@ def _minutes(seconds: float) -> str:
 
 
 def _chosen(counts: Sequence[int], names: str) -> list[int]:
-    return [count for count in counts if not names or str(count) in names.split(",")]
+    return [count for count in counts if _is_chosen(count, names)]
+
+
+def _is_chosen(number: int, names: str) -> bool:
+    return not names or str(number) in names.split(",")
 
 
 class Plan:
@@ -90,8 +94,8 @@ class Plan:
             point
             for point in work.all_points()
             if point.work in self.only
-            and (not options.clients or str(point.clients) in options.clients.split(","))
-            and (not options.payloads or str(point.payload_bytes) in options.payloads.split(","))
+            and (point in work.FIXED_POINTS or _is_chosen(point.clients, options.clients))
+            and (point in work.FIXED_POINTS or _is_chosen(point.payload_bytes, options.payloads))
             and (not options.durability or point.durability == options.durability)
         ]
         self.watchers = _chosen(fanout.WATCHERS, options.watchers)
@@ -119,7 +123,7 @@ class Plan:
         each = {
             "points": (len(self.points) * self.rounds * systems, one),
             "null": (len(work.NULL_POINTS) * systems, work.run_s(self.short)),
-            "tail": (4 * systems, one + 1),
+            "tail": (4 * systems * self.rounds, one + 1),
             "fanout": (
                 len(fanout.SHAPES)
                 * len(self.watchers)
@@ -182,6 +186,7 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
             **machine.describe(folder, probe_s=min(2.0, plan.seconds)),
             "seconds_per_point": plan.seconds * plan.rounds,
             "rounds": plan.rounds,
+            "generator": "scripts/load",
             "command": command,
         },
         **{name: [] for name in RESULTS},
@@ -211,7 +216,12 @@ def measure(plan: Plan, folder: str, save: Callable[[dict[str, Any]], None], com
         if "null" in plan.only:
             keep("null", work.measure_null(fleet, seconds=plan.short, say=progress))
         if "tail" in plan.only:
-            keep("tail", tail.measure(fleet, results["points"], seconds=plan.seconds, say=progress))
+            keep(
+                "tail",
+                tail.measure(
+                    fleet, results["points"], seconds=plan.seconds, rounds=plan.rounds, say=progress
+                ),
+            )
         if "queue" in plan.only:
             _queue(plan, fleet, keep, progress)
     finally:
@@ -290,7 +300,9 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", default="", metavar="NAMES", help=f"some of {','.join(SECTIONS)}")
     parser.add_argument("--systems", default=",".join(SYSTEMS), metavar="NAMES", help="some of %(default)s")
-    parser.add_argument("--clients", default="", metavar="COUNTS", help="some of 1,16,64,256")
+    parser.add_argument(
+        "--clients", default="", metavar="COUNTS", help="of writes, batches and reads: some of 1,16,64,256"
+    )
     parser.add_argument("--payloads", default="", metavar="SIZES", help="some of 100,1024")
     parser.add_argument("--watchers", default="", metavar="COUNTS", help="some of 1,10,100,1000")
     parser.add_argument("--workers", default="", metavar="COUNTS", help="workers of a queue, some of 16,50")

@@ -22,7 +22,8 @@ NAMES = {
     "nats": "NATS JetStream",
     "nats-core": "NATS core",
 }
-WORKS = ("single", "batch", "read")
+WORKS = ("single", "batch", "read", "pooled")
+PACED = ("lone", "caught-up", "diff")  # works whose rate is given, so that only latencies compare
 DURABILITIES = ("fsync", "disk")
 
 
@@ -34,6 +35,7 @@ class Aim:
     against: str
     bound: float
     measure: Literal["records_per_s", "p50_ms"] = "records_per_s"
+    payload_bytes: int = 100
 
     @property
     def at_most(self) -> bool:
@@ -41,16 +43,17 @@ class Aim:
         return self.measure == "p50_ms"
 
 
-AIM_PAYLOAD_BYTES = 100
 AIMS = (
-    Aim("single", 64, "fsync", "redis", 1.5),
+    Aim("lone", 1, "disk", "redis", 3, "p50_ms"),
+    Aim("lone", 1, "fsync", "redis", 1.5, "p50_ms"),
+    Aim("single", 16, "disk", "redis", 0.4),
+    Aim("single", 64, "disk", "redis", 0.45),
+    Aim("single", 64, "fsync", "redis", 0.55),
     Aim("single", 64, "fsync", "nats", 10),
-    Aim("batch", 16, "fsync", "redis", 1.7),
+    Aim("batch", 16, "disk", "redis", 1.2),
+    Aim("batch", 16, "fsync", "redis", 1.2),
     Aim("batch", 16, "fsync", "nats", 50),
-    Aim("single", 64, "disk", "redis", 0.7),
-    Aim("batch", 16, "disk", "redis", 0.8),
-    Aim("read", 16, None, "redis", 1.0),
-    Aim("single", 1, "disk", "redis", 6, "p50_ms"),
+    *(Aim("read", n, None, "redis", 1.0, payload_bytes=size) for size in (100, 1024) for n in (1, 16)),
 )
 
 
@@ -81,6 +84,7 @@ class Judged:
             "work": self.aim.work,
             "clients": self.aim.clients,
             "durability": self.aim.durability,
+            "payload_bytes": self.aim.payload_bytes,
             "measure": self.aim.measure,
             "against": self.aim.against,
             "ours": self.ours,
@@ -97,7 +101,7 @@ def judge(points: list[Point]) -> list[Judged]:
 
 
 def _judged(points: list[Point], aim: Aim) -> Judged:
-    where: Point = {"work": aim.work, "clients": aim.clients, "payload_bytes": AIM_PAYLOAD_BYTES}
+    where: Point = {"work": aim.work, "clients": aim.clients, "payload_bytes": aim.payload_bytes}
     if aim.durability:
         where["durability"] = aim.durability
     ours = find(points, system=OURS, **where)
@@ -148,7 +152,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def comparisons(points: list[Point], tail: list[Point]) -> list[Comparison]:
-    return [*_rates(points), *_tail_latencies(tail)]
+    return [*_rates(points), *_paced_latencies(points), *_tail_latencies(tail)]
 
 
 def pairs(points: list[Point]) -> Iterator[tuple[Point, Point]]:
@@ -164,6 +168,8 @@ def pairs(points: list[Point]) -> Iterator[tuple[Point, Point]]:
 
 def _rates(points: list[Point]) -> Iterator[Comparison]:
     for ours, theirs in pairs(points):
+        if ours["work"] in PACED:
+            continue
         quotient = ratio(ours, theirs)
         if quotient is not None:
             yield Comparison(
@@ -173,6 +179,15 @@ def _rates(points: list[Point]) -> Iterator[Comparison]:
                 f"{theirs['records_per_s']:,.0f} records/s",
                 quotient,
             )
+
+
+def _paced_latencies(points: list[Point]) -> Iterator[Comparison]:
+    for ours, theirs in pairs(points):
+        slower = ratio(ours, theirs, "p50_ms") if ours["work"] in PACED else None
+        if slower:
+            what = f"{place(ours)}: p50"
+            times = [f"{one['p50_ms']:.2f} ms" for one in (ours, theirs)]
+            yield Comparison(what, theirs["system"], times[0], times[1], 1 / slower)
 
 
 def _tail_latencies(tail: list[Point]) -> Iterator[Comparison]:
@@ -201,5 +216,7 @@ def ahead_but_longer_p99(points: list[Point]) -> list[tuple[Point, Point]]:
     return [
         (ours, theirs)
         for ours, theirs in pairs(points)
-        if (ratio(ours, theirs) or 0) >= 1 and (ratio(ours, theirs, "p99_ms") or 0) > 1
+        if ours["work"] not in PACED
+        and (ratio(ours, theirs) or 0) >= 1
+        and (ratio(ours, theirs, "p99_ms") or 0) > 1
     ]

@@ -10,8 +10,9 @@ import resource
 from collections.abc import Iterator
 from typing import Any
 
-from peers.fanout_load import Fanout, drive
-from peers.fanout_protocols import STREAM
+from peers.fanout_protocols import BATCH, STREAM, WATCHING
+from peers.load import Pids, plan, result_of, start
+from peers.protocols import Exchange
 from peers.systems import Fleet, Target, Topics
 from peers.turns import summary, take_turns
 from peers.work import Say, settle, warm_up_s
@@ -69,13 +70,33 @@ def measure_once(target: Target, shape: str, watchers: int, seconds: float) -> d
     target.clear(STREAM)  # in case of an earlier failure
     if isinstance(target, Topics):
         target.make(STREAM)  # peers create it with the first record, or need none
-    task = Fanout(target.protocol, target.address, shape, watchers, seconds, warm_up_s(seconds))
-    task.pids = target.pids()
     try:
-        return drive(task)
+        return drive(target, shape, watchers, seconds, warm_up_s(seconds), target.pids())
     finally:
         target.clear(STREAM)
         settle(target)
+
+
+def drive(
+    target: Target, shape: str, watchers: int, seconds: float, warm_up: float, pids: Pids
+) -> dict[str, Any]:
+    """Run the load generator: many watchers of one stream, and one writer (scripts/load/watch.c)."""
+    watching = WATCHING[target.protocol]()
+    settings: dict[str, object] = {
+        "mode": "watch",
+        "shape": shape,
+        "clients": watchers,
+        "seconds": seconds,
+        "warm_up": warm_up,
+        "polls": int(watching.question is not None),
+    }
+    requests = [("request", watching.write(count)) for count in (1, BATCH)]
+    if watching.question:
+        requests.append(("request", watching.question))
+    if watching.opened:
+        requests.append(("opened", Exchange("", watching.opened)))
+    requests += [("watcher", one) for one in watching.hellos(target.address, watchers)]
+    return result_of(start(plan(target.address, target.protocol, settings, requests, pids)))
 
 
 def measure_idle(fleet: Fleet, streams: int, *, seconds: float, say: Say) -> Iterator[dict[str, Any]]:
@@ -91,11 +112,8 @@ def measure_idle(fleet: Fleet, streams: int, *, seconds: float, say: Say) -> Ite
     say(f"{streams} idle streams")
     target.clear(STREAM)
     target.make(STREAM)
-    task = Fanout(
-        target.protocol, target.address, "idle", streams, seconds, warm_up=2.0, pids=target.server.all_pids()
-    )
     try:
-        result = drive(task)
+        result = drive(target, "idle", streams, seconds, 2.0, target.server.all_pids())
         shares = {role: round(used / result["seconds"], 4) for role, used in result["cpu_s"].items()}
         own = shares.pop("load")
         yield {

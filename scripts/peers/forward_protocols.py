@@ -52,9 +52,7 @@ def clear(target: Target, dests: int) -> None:
     """Delete the source first, and its routers with it, so that nothing is copied when destinations are deleted."""
     if isinstance(target, Redis):
         for dest in dests_of(dests):
-            protocols.ask(
-                target.address, Exchange("resp", protocols.redis_command(b"DEL", dest.encode()), lines=1)
-            )
+            protocols.ask(target.address, Exchange("resp", protocols.redis_command(b"DEL", dest.encode())))
         target.clear(source_of(dests))  # this also compacts Redis's log
         return
     for stream in (source_of(dests), *dests_of(dests)):
@@ -69,10 +67,10 @@ def write(target: Target, payload: bytes, count: int, dests: int) -> Exchange:
 
 
 def redis_write(payload: bytes, count: int, streams: tuple[str, ...]) -> Exchange:
-    """One transaction per record. Response: OK, a line per command, then their number and two lines per id."""
+    """One transaction per record. Its replies: OK, one for each command that is queued, and the array of the results."""
     adds = [protocols.redis_command(b"XADD", stream.encode(), b"*", b"d", payload) for stream in streams]
     one = b"".join((protocols.redis_command(b"MULTI"), *adds, protocols.redis_command(b"EXEC")))
-    return Exchange("resp", one * count, count, lines=(2 + 3 * len(streams)) * count)
+    return Exchange("resp", one * count, count, (2 + len(streams)) * count)
 
 
 def lengths(target: Target, dests: int) -> tuple[int, list[int]]:
@@ -87,7 +85,7 @@ def lengths(target: Target, dests: int) -> tuple[int, list[int]]:
     if isinstance(target, Redis):
         streams = (source, *dests_of(dests))
         asked = b"".join([protocols.redis_command(b"XLEN", stream.encode()) for stream in streams])
-        answer = protocols.ask(target.address, Exchange("resp", asked, lines=len(streams)))
+        answer = protocols.ask(target.address, Exchange("resp", asked, replies=len(streams)))
         head, *found = (int(line[1:]) for line in answer.split())
         return head, found
     answer = protocols.nats_ask(target.address, "$JS.API.STREAM.LIST", {"offset": 0})

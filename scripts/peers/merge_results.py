@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peers import compare, fanout_aims, forward_aims, queue_aims
+from peers import compare, fanout_aims, forward_aims, latency_aims, queue_aims
 from peers.aims import AimResult
 
 # Sections of the results that a part of the run fills, if not just the one of its name.
@@ -17,7 +17,7 @@ SECTIONS = {"fanout": ("fanout", "idle"), "queue": ("queue", "waiting"), "forwar
 def merge(earlier: dict[str, Any], results: dict[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:
     """The merged results; the arguments are not changed."""
     merged = dict(earlier)
-    works = [part for part in parts if part in compare.WORKS]
+    works = [part for part in parts if part in (*compare.WORKS, *compare.PACED)]
     if works:
         kept = [point for point in earlier["points"] if point["work"] not in works]
         merged["points"] = kept + results["points"]
@@ -39,8 +39,9 @@ def aims(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def section_aims(results: dict[str, Any]) -> list[AimResult]:
-    """Results of the aims of fan-out, queues and forwarding."""
+    """Results of the aims that are not ratios of single writes, batches or reads."""
     return [
+        *latency_aims.judge(results.get("points", []), results.get("tail", [])),
         *fanout_aims.judge(results.get("fanout", []), results.get("idle", [])),
         *queue_aims.judge(results.get("queue", []), results.get("waiting", [])),
         *forward_aims.judge(results.get("forward", []), results.get("lag", [])),

@@ -1,7 +1,6 @@
-"""Requests as bytes, and detection of complete responses, for HTTP, Redis (RESP) and NATS.
+"""Requests as bytes, for HTTP, Redis (RESP) and NATS, and single questions to a server for setup and checks.
 
-Responses are not parsed, to keep the load generator fast. A client has one request in flight, so a response is complete
-when its length, its number of lines or its end mark has been received.
+The load generator (scripts/load) sends the requests; it replaces the names in `WIDTHS` by numbers of fixed width.
 """
 
 from __future__ import annotations
@@ -9,10 +8,17 @@ from __future__ import annotations
 import json
 import re
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-# Placeholder for a client's number: NATS sends responses to an inbox, and each client needs its own.
-CLIENT = b"{client}"
+CLIENT = b"{client}"  # the number of the connection: NATS sends responses to an inbox, and each client needs its own
+TOPIC = b"{topic}"  # the next of the topics of a load
+CURSOR = b"{cursor}"  # the place to read from, which follows the answers; padded with spaces, as JSON allows
+CURSOR_ID = b"{cursor:0}"  # the same with leading zeros
+NEXT_ID = b"{next:0}"  # counts up with each use
+WIDTHS = {CLIENT: 5, TOPIC: 5, CURSOR: 20, CURSOR_ID: 20, NEXT_ID: 20}
+NAMES = re.compile(b"|".join(re.escape(name) for name in WIDTHS))
+
+MARK = b"~"  # once in each record and nowhere else on the wire: the generator counts records by it
 ADMIN = 99_999  # number of the client that creates and deletes streams
 TAIL = 99_000  # number of the client that watches the end of a stream
 
@@ -24,192 +30,117 @@ HELLO = {
 HELLO_END = b"PONG\r\n"
 
 
-# At the start of a response: an error of Redis, or an error or status of NATS.
-REFUSED = re.compile(rb"\A-|-ERR|NATS/1\.0 [45]")
-
-
 class BadAnswer(Exception):
     """The server refused the request, or sent an unexpected response."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A request, and how to recognize the end of its response.
-
-    HTTP has a length; the others a number of lines, an end mark, or a size known in advance because nothing changes.
-    """
+    """A request, which may be a pipeline, and what its answer must be."""
 
     protocol: str
     request: bytes
-    records: int = 1
-    lines: int = 0
-    end: bytes = b""
-    size: int = 0
+    records: int = 1  # written or read
+    replies: int = 1  # responses that complete it; NATS: messages
+    marks: int = -1  # records in the answer; -1: not checked
+    timed: bool = True  # whether its latency counts
 
-    def numbered(self, client: int) -> bytes:
-        return self.request.replace(CLIENT, b"%05d" % client)
+    def numbered(self, client: int, number: int = 0) -> bytes:
+        """The request with its numbers."""
+
+        def digits(name: re.Match[bytes]) -> bytes:
+            value = client if name[0] == CLIENT else number
+            return (b"%20d" % value) if name[0] == CURSOR else b"%0*d" % (WIDTHS[name[0]], value)
+
+        return NAMES.sub(digits, self.request)
 
     def hello(self, client: int) -> bytes:
         return HELLO.get(self.protocol, b"").replace(CLIENT, b"%05d" % client)
 
-    def answers(self) -> Answers:
+    def is_complete(self, came: bytes) -> bool:
+        """Whether the whole answer has come; refusals raise."""
         if self.protocol == "http":
-            return HttpAnswers(self.records)
-        if self.size:
-            return SizedAnswers(self.records, self.size)
-        if self.end:
-            return MarkedAnswers(self.records, self.end)
-        if self.protocol == "nats":
-            return NatsLines(self.records, self.lines)
-        return RedisLines(self.records, self.lines)
+            return http_complete(came)
+        count = resp_replies(came) if self.protocol == "resp" else nats_messages(came)
+        return count >= self.replies
 
 
-class Answers:
-    """Responses to one client. `feed` returns True when a response is complete."""
-
-    def __init__(self, records: int) -> None:
-        self._records = records
-        self._complete = 0
-
-    def feed(self, data: bytes) -> bool:
-        raise NotImplementedError
-
-    @property
-    def records(self) -> float:
-        """Records acknowledged so far, including those of an incomplete pipeline."""
-        return self._complete * self._records
+def sent_size(text: bytes) -> int:
+    """The length of a text, with numbers in place of their names."""
+    return len(text) + sum(WIDTHS[name] - len(name) for name in NAMES.findall(text))
 
 
-class HttpAnswers(Answers):
-    def __init__(self, records: int) -> None:
-        super().__init__(records)
-        self._head = b""
-        self._missing = 0  # bytes of the body not received yet; 0: the head is incomplete
-
-    def feed(self, data: bytes) -> bool:
-        if self._missing:
-            self._missing -= len(data)
-        else:
-            if self._head:
-                data = self._head + data
-            end = data.find(b"\r\n\r\n")
-            if end < 0:
-                self._head = data
-                return False
-            self._head = b""
-            if not data.startswith(b"HTTP/1.1 2"):
-                raise BadAnswer(data[:500])
-            at = data.find(b"Content-Length: ", 0, end)
-            self._missing = end + 4 + int(data[at + 16 : data.find(b"\r", at)]) - len(data)
-        if self._missing:
-            return False
-        self._complete += 1
-        return True
+def http_complete(came: bytes) -> bool:
+    end = came.find(b"\r\n\r\n")
+    if end < 0:
+        return False
+    if not came.startswith(b"HTTP/1.1 2"):
+        raise BadAnswer(came[:500])
+    at = came.find(b"Content-Length: ", 0, end)
+    return len(came) >= end + 4 + int(came[at + 16 : came.find(b"\r", at)])
 
 
-class RedisLines(Answers):
-    def __init__(self, records: int, lines: int) -> None:
-        super().__init__(records)
-        self._lines = lines
-        self._seen = 0
-        self._due = lines
-
-    def feed(self, data: bytes) -> bool:
-        if b"\n-" in data or (
-            data[:1] == b"-" and data[1:2].isalpha()
-        ):  # an id cut in two also begins with -
-            raise BadAnswer(data[:500])
-        self._seen += data.count(b"\n")
-        return self._full(data)
-
-    def _full(self, data: bytes) -> bool:
-        if self._seen < self._due:
-            return False
-        if self._seen > self._due:
-            raise BadAnswer(b"more than one answer: " + data[:500])
-        self._due += self._lines
-        return True
-
-    @property
-    def records(self) -> float:
-        return self._seen * self._records / self._lines
+def resp_replies(came: bytes) -> int:
+    """The number of complete replies. Elements of arrays are counted instead of nested."""
+    at = replies = pending = 0
+    while (end := came.find(b"\r\n", at)) >= 0:
+        kind, number = came[at : at + 1], came[at + 1 : end]
+        if kind not in {b"+", b":", b"$", b"*"}:
+            raise BadAnswer(came[at : at + 500])
+        pending = pending or 1
+        at = end + 2
+        if kind == b"$" and int(number) >= 0:
+            at += int(number) + 2
+            if at > len(came):
+                break
+        pending -= 1
+        if kind == b"*":
+            pending += max(0, int(number))
+        replies += not pending
+    return replies
 
 
-class NatsLines(RedisLines):
-    """Acknowledgements of two lines each, with PINGs of the server in between."""
-
-    def __init__(self, records: int, lines: int) -> None:
-        super().__init__(records, lines)
-        self._rest = b""
-
-    def feed(self, data: bytes) -> bool:
-        if b'"error"' in data or b"-ERR" in data or b"NATS/1.0 " in data:
-            raise BadAnswer(data[:500])
-        if self._rest:
-            data = self._rest + data
-        end = data.rfind(b"\n") + 1
-        self._rest = data[end:]
-        self._seen += data.count(b"\n", 0, end) - data.count(b"PING\r\n", 0, end)
-        return self._full(data)
-
-
-class MarkedAnswers(Answers):
-    def __init__(self, records: int, end: bytes) -> None:
-        super().__init__(records)
-        self._end = end
-        self._last = b""
-
-    def feed(self, data: bytes) -> bool:
-        if not self._last and REFUSED.search(data, 0, 200):
-            raise BadAnswer(data[:500])
-        found = self._end in self._last + data
-        self._last = b"" if found else (self._last + data)[-len(self._end) :]
-        self._complete += found
-        return found
-
-
-class SizedAnswers(Answers):
-    """Responses of a known size, from a stream that does not change: searching for their ends would be expensive.
-
-    A PING of the NATS server in between shifts the detected ends by six bytes, which does not matter.
-    """
-
-    def __init__(self, records: int, size: int) -> None:
-        super().__init__(records)
-        self._size = size
-        self._missing = size
-
-    def feed(self, data: bytes) -> bool:
-        if self._missing == self._size and REFUSED.search(data, 0, 200):
-            raise BadAnswer(data[:500])
-        self._missing -= len(data)
-        if self._missing > 0:
-            return False
-        self._missing += self._size
-        self._complete += 1
-        return True
+def nats_messages(came: bytes) -> int:
+    """The number of complete messages and PONGs."""
+    at = found = 0
+    while (end := came.find(b"\r\n", at)) >= 0:
+        words = came[at:end].split(b" ")
+        at = end + 2
+        if words[0] in {b"MSG", b"HMSG"}:
+            content = came[at : at + int(words[-1])]
+            at += int(words[-1]) + 2
+            if at > len(came):
+                break
+            if content.startswith((b"NATS/1.0 4", b"NATS/1.0 5")) or b'"error"' in content[:500]:
+                raise BadAnswer(content[:500])
+            found += 1
+        elif words[0] == b"PONG":
+            found += 1
+        elif words[0] not in {b"PING", b"INFO", b"+OK"}:
+            raise BadAnswer(came[:500])
+    return found
 
 
 def payload(size: int) -> bytes:
-    """A record of this size, the same for all systems: compact JSON."""
-    return b'{"id":1748,"text":"' + b"x" * (size - 21) + b'"}'
+    """A record of this size, the same for all systems: compact JSON with the mark."""
+    return b'{"id":1748,"text":"' + b"x" * (size - 22) + MARK + b'"}'
 
 
 def http_post(path: str, body: bytes, *headers: str) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *headers]
-    return "\r\n".join([*lines, f"Content-Length: {len(body)}"]).encode() + b"\r\n\r\n" + body
+    return "\r\n".join([*lines, f"Content-Length: {sent_size(body)}"]).encode() + b"\r\n\r\n" + body
 
 
 def redis_command(*words: bytes) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (sent_size(word), word) for word in words])
 
 
 def nats_publish(subject: str, body: bytes, reply: bytes = b"_INBOX.{client}") -> bytes:
-    return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(body), body)
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, sent_size(body), body)
 
 
-def ask(address: str, exchange: Exchange, *, timeout_s: float = 60) -> bytes:
-    """Run one exchange on a new connection; return the response."""
+def ask(address: str, exchange: Exchange, *, number: int = 0, timeout_s: float = 60) -> bytes:
+    """Run one exchange on a new connection; return the response. `number` is that of its cursor."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
         hello = exchange.hello(ADMIN)
@@ -218,20 +149,11 @@ def ask(address: str, exchange: Exchange, *, timeout_s: float = 60) -> bytes:
             greeting = b""
             while HELLO_END not in greeting:
                 greeting += _received(connection)
-        connection.sendall(exchange.numbered(ADMIN))
-        answers = exchange.answers()
-        parts = [_received(connection)]
-        while not answers.feed(parts[-1]):
-            parts.append(_received(connection))
-    return b"".join(parts)
-
-
-def sized(address: str, exchange: Exchange, record: bytes) -> Exchange:
-    """The exchange with the size of its response, after a check that it has the right number of records."""
-    answer = ask(address, exchange)
-    if answer.count(record) != exchange.records:
-        raise BadAnswer(b"%d records instead of %d" % (answer.count(record), exchange.records))
-    return replace(exchange, size=len(answer))
+        connection.sendall(exchange.numbered(ADMIN, number))
+        came = _received(connection)
+        while not exchange.is_complete(came):
+            came += _received(connection)
+    return came
 
 
 def _received(connection: socket.socket) -> bytes:
@@ -244,4 +166,4 @@ def _received(connection: socket.socket) -> bytes:
 def nats_ask(address: str, subject: str, body: object) -> bytes:
     """A request to JetStream's management API."""
     text = json.dumps(body).encode() if body is not None else b""
-    return ask(address, Exchange("nats", nats_publish(subject, text), lines=2))
+    return ask(address, Exchange("nats", nats_publish(subject, text)))

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from peers import protocols, queue_protocols
+from peers.load import plan, result_of, start
 from peers.protocols import BadAnswer
 from peers.queue_aims import FEW, MANY
-from peers.queue_load import Work, drive
 from peers.queue_protocols import QUEUE
 from peers.scaling import FILL_STEP, running
 from peers.systems import Fleet, Target, Topics
@@ -54,25 +54,36 @@ def measure(
 def measure_once(target: Target, workers: int, seconds: float) -> dict[str, Any]:
     target.clear(QUEUE)  # in case of an earlier failure
     queue_protocols.make(target)
-    work = Work(
-        target.protocol,
-        target.address,
-        target.write(PAYLOAD, BATCH, QUEUE),
-        PRODUCERS,
-        workers,
-        WAITING_MAX,
-        seconds,
-        warm_up_s(seconds),
-        pids=target.pids(),
-    )
     try:
-        result = drive(work)
+        result = drive(target, QUEUE, workers=workers, producers=PRODUCERS, seconds=seconds)
         if kept := queue_protocols.left(target):
             raise BadAnswer(b"%d jobs are kept although all are acknowledged" % kept)
         return result
     finally:
         target.clear(QUEUE)
         settle(target)
+
+
+def drive(
+    target: Target, queue: str, *, workers: int, producers: int, seconds: float, held: int = 0
+) -> dict[str, Any]:
+    """Run the load generator. With `held` jobs in the queue at the start, their number is kept; else it is drained."""
+    settings: dict[str, object] = {
+        "mode": "queue",
+        "clients": workers,
+        "producers": producers,
+        "waiting_max": held or WAITING_MAX,
+        "held": held,
+        "queue": queue,
+        "group": queue_protocols.GROUP,
+        "seconds": seconds,
+        "warm_up": warm_up_s(seconds),
+    }
+    requests = [target.write(PAYLOAD, BATCH, queue), queue_protocols.claim(target.protocol, queue)]
+    text = plan(
+        target.address, target.protocol, settings, [("request", one) for one in requests], target.pids()
+    )
+    return result_of(start(text))
 
 
 def measure_waiting(
@@ -107,22 +118,8 @@ def fill(target: Topics, size: int) -> None:
         protocols.ask(target.address, request)
 
 
-def measure_held(target: Topics, size: int, seconds: float) -> dict[str, Any]:
-    queue = named(size)
-    work = Work(
-        target.protocol,
-        target.address,
-        target.write(PAYLOAD, BATCH, queue),
-        producers=1,
-        workers=1,
-        waiting_max=size,
-        seconds=seconds,
-        warm_up=warm_up_s(seconds),
-        queue=queue,
-        held=size,
-        pids=target.pids(),
-    )
-    result = drive(work)
+def measure_held(target: Target, size: int, seconds: float) -> dict[str, Any]:
+    result = drive(target, named(size), workers=1, producers=1, seconds=seconds, held=size)
     settle(target)
     return result
 

@@ -34,6 +34,7 @@ from peers.compare import NAMES, PEERS, SYSTEMS, WORKS, Aim, Comparison, Judged,
 from peers.markdown import Plots, figure, rate, table, times, why_missing
 
 FULL_SECONDS = 10  # a point of a full run takes at least this long
+USUAL_PAYLOAD_BYTES = 100
 SHOWN_BEHIND = 12  # the rest of the list is folded
 
 
@@ -55,9 +56,11 @@ def render(results: dict[str, Any]) -> tuple[str, Plots]:
         "# Benchmarks",
         *_key_figures(_comparisons(results)),
         *_opening(results["meta"]),
+        *([] if "generator" in results["meta"] else [wording.EARLIER_GENERATOR]),
         *_failed(results.get("failed", [])),
         *_summary(results),
         *_behind(results),
+        *works_page.paced(results),
         *(block for work in WORKS for block in works_page.work(results, work, plots)),
         *works_page.tail(results, plots),
         *fanout_page.section(results, plots),
@@ -151,7 +154,7 @@ def _summary(results: dict[str, Any]) -> list[str]:
     section_results = merge_results.section_aims(results)
     rows = [_aim_row(one, results["meta"]) for one in judged]
     rows += aim_rows(section_results, results["meta"])
-    head = ("work, records of 100 B", "against", "ours", "theirs", "ratio", "aim", "")
+    head = ("work, records of 100 B unless stated", "against", "ours", "theirs", "ratio", "aim", "")
     known = [one.met for one in judged if one.ratio is not None]
     known += [one.met for one in section_results if one.value is not None]
     count = f"{sum(known)} of {compare.count_of(len(known), 'measured aim')} met."
@@ -161,6 +164,8 @@ def _summary(results: dict[str, Any]) -> list[str]:
 def _aim_row(one: Judged, meta: dict[str, Any]) -> list[str]:
     aim = one.aim
     where = f"{compare.count_of(aim.clients, 'client')}{', ' + aim.durability if aim.durability else ''}"
+    if aim.payload_bytes != USUAL_PAYLOAD_BYTES:
+        where += f", {compare.payload(aim.payload_bytes)}"
     unit = "p50 in ms" if aim.at_most else "records/s"
     show = figure if aim.at_most else rate
     return [

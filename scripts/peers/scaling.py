@@ -78,4 +78,4 @@ def measure_backlog(folder: str, *, most: int, seconds: float, say: Say) -> Iter
 
 def page(from_seq: int) -> Exchange:
     body = b'{"from_seq":%d,"limit":100}' % from_seq
-    return Exchange("http", protocols.http_post("/v0/topics/bench/diff", body), 100)
+    return Exchange("http", protocols.http_post("/v0/topics/bench/diff", body), 100, marks=100)

@@ -35,6 +35,8 @@ from peers.protocols import Exchange
 STREAM = "bench"
 TAIL_STREAM = "tail"
 START_S = 60.0
+FILL_STEP = 1000  # records per request
+WAIT_MS = 30_000
 
 
 class TopicsServer:
@@ -113,6 +115,7 @@ class Target:
 
     system: str
     protocol: str
+    cursor_first = 0  # the cursor of a reader from the start
 
     def __init__(self, durability: str) -> None:
         self.durability = durability
@@ -129,25 +132,28 @@ class Target:
         """Delete the stream, and wait until that causes no more work."""
         raise NotImplementedError
 
+    def clear_all(self, streams: list[str]) -> None:
+        for stream in streams:
+            self.clear(stream)
+
     def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
         raise NotImplementedError
 
-    def read(self, count: int) -> Exchange:
-        """Read the first `count` records."""
+    def append(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
+        """Like `write`, with the records numbered from 1, so that a reader's cursor is the number of records before it."""
+        return self.write(payload, count, stream)
+
+    def read(self, count: int, *, expected: int | None = None) -> Exchange:
+        """Read up to `count` records after the cursor; exactly `expected` must come."""
         raise NotImplementedError
 
-    def next_write(self, number: int, payload: bytes) -> Exchange:
-        """Write record `number` (from 1) to the stream with a waiting reader."""
-        raise NotImplementedError
-
-    def next_read(self, number: int) -> Exchange:
-        """The request of a reader that waits for record `number`; empty if the server pushes."""
+    def wait(self, stream: str) -> Exchange | None:
+        """The request of a reader that waits for what comes after the cursor; None: the server pushes."""
         raise NotImplementedError
 
     def fill(self, payload: bytes, records: int) -> None:
-        step = 1000
-        exchange = self.write(payload, step)
-        for _ in range(records // step):
+        exchange = self.append(payload, FILL_STEP)
+        for _ in range(records // FILL_STEP):
             protocols.ask(self.address, exchange)
 
     def stop(self) -> None:
@@ -179,16 +185,16 @@ class Topics(Target):
         path = f"/v0/topics/{stream}" + ("?return_seqs=false" if count > 1 else "")
         return Exchange("http", protocols.http_post(path, body), count)
 
-    def read(self, count: int) -> Exchange:
-        body = b'{"from_seq":0,"limit":%d}' % count
-        return Exchange("http", protocols.http_post(f"/v0/topics/{STREAM}/diff", body), count)
+    def read(self, count: int, *, expected: int | None = None) -> Exchange:
+        body = b'{"from_seq":%b,"limit":%d}' % (protocols.CURSOR, count)
+        marks = count if expected is None else expected
+        return Exchange(
+            "http", protocols.http_post(f"/v0/topics/{STREAM}/diff", body), max(1, marks), marks=marks
+        )
 
-    def next_write(self, number: int, payload: bytes) -> Exchange:
-        return self.write(payload, 1, TAIL_STREAM)
-
-    def next_read(self, number: int) -> Exchange:
-        body = b'{"from_seq":%d,"wait_ms":30000}' % (number - 1)
-        return Exchange("http", protocols.http_post(f"/v0/topics/{TAIL_STREAM}/diff", body))
+    def wait(self, stream: str) -> Exchange:
+        body = b'{"from_seq":%b,"wait_ms":%d}' % (protocols.CURSOR, WAIT_MS)
+        return Exchange("http", protocols.http_post(f"/v0/topics/{stream}/diff", body))
 
     def stop(self) -> None:
         self.server.stop()
@@ -244,7 +250,10 @@ class Redis(Process):
         """Created by the first XADD."""
 
     def clear(self, stream: str = STREAM) -> None:
-        self._call(b"DEL", stream.encode())
+        self.clear_all([stream])
+
+    def clear_all(self, streams: list[str]) -> None:
+        self._call(b"DEL", *[stream.encode() for stream in streams])
         if self.durability == "ephemeral":
             return
         self._call(b"BGREWRITEAOF")
@@ -252,33 +261,40 @@ class Redis(Process):
             time.sleep(0.02)
 
     def _call(self, *words: bytes) -> bytes:
-        return protocols.ask(self.address, Exchange("resp", protocols.redis_command(*words), lines=1))
+        return protocols.ask(self.address, Exchange("resp", protocols.redis_command(*words)))
 
     def _info(self) -> bytes:
-        ending = Exchange("resp", protocols.redis_command(b"INFO", b"persistence"), end=b"\r\n\r\n")
-        return protocols.ask(self.address, ending)
+        return self._call(b"INFO", b"persistence")
 
     def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
         one = protocols.redis_command(b"XADD", stream.encode(), b"*", b"d", payload)
-        return Exchange("resp", one * count, count, lines=2 * count)
+        return Exchange("resp", one * count, count, count)
 
-    def read(self, count: int) -> Exchange:
-        words = (b"XRANGE", STREAM.encode(), b"-", b"+", b"COUNT", b"%d" % count)
-        return Exchange("resp", protocols.redis_command(*words), count, lines=1 + 8 * count)
+    def append(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
+        one = protocols.redis_command(b"XADD", stream.encode(), protocols.NEXT_ID + b"-1", b"d", payload)
+        return Exchange("resp", one * count, count, count)
 
-    def next_write(self, number: int, payload: bytes) -> Exchange:
-        # Explicit ids, so that the reader can wait for exactly this record.
-        words = (b"XADD", TAIL_STREAM.encode(), b"%d-1" % number, b"d", payload)
-        return Exchange("resp", protocols.redis_command(*words), lines=2)
+    def fill(self, payload: bytes, records: int) -> None:
+        name = protocols.NEXT_ID
+        for first in range(1, records + 1, FILL_STEP):
+            one, *rest = self.append(payload, FILL_STEP).request.split(name)
+            numbered = b"".join([b"%020d%b" % (first + i, part) for i, part in enumerate(rest)])
+            protocols.ask(self.address, Exchange("resp", one + numbered, replies=FILL_STEP))
 
-    def next_read(self, number: int) -> Exchange:
-        words = (b"XREAD", b"BLOCK", b"30000", b"STREAMS", TAIL_STREAM.encode(), b"%d-1" % (number - 1))
-        return Exchange("resp", protocols.redis_command(*words), lines=13)
+    def read(self, count: int, *, expected: int | None = None) -> Exchange:
+        words = (b"XRANGE", STREAM.encode(), b"(%b-1" % protocols.CURSOR_ID, b"+", b"COUNT", b"%d" % count)
+        marks = count if expected is None else expected
+        return Exchange("resp", protocols.redis_command(*words), max(1, marks), marks=marks)
+
+    def wait(self, stream: str) -> Exchange:
+        place = (b"STREAMS", stream.encode(), b"%b-1" % protocols.CURSOR_ID)
+        return Exchange("resp", protocols.redis_command(b"XREAD", b"BLOCK", b"%d" % WAIT_MS, *place))
 
 
 class Nats(Process):
     system = "nats"
     protocol = "nats"
+    cursor_first = 1
 
     def command(self, folder: str, port: int) -> list[str]:
         sync = "sync_interval: always\n" if self.durability == "fsync" else ""
@@ -310,7 +326,7 @@ class Nats(Process):
 
     def clear(self, stream: str = STREAM) -> None:
         if self.durability == "ephemeral":  # NATS core stores nothing
-            protocols.ask(self.address, Exchange("nats", b"PING\r\n", end=protocols.HELLO_END))
+            protocols.ask(self.address, Exchange("nats", b"PING\r\n"))
             return
         try:
             protocols.nats_ask(self.address, f"$JS.API.STREAM.DELETE.{stream}", None)
@@ -319,20 +335,16 @@ class Nats(Process):
                 raise
 
     def write(self, payload: bytes, count: int, stream: str = STREAM) -> Exchange:
-        return Exchange(
-            "nats", protocols.nats_publish(f"{stream}.1", payload) * count, count, lines=2 * count
-        )
+        return Exchange("nats", protocols.nats_publish(f"{stream}.1", payload) * count, count, count)
 
-    def read(self, count: int) -> Exchange:
-        body = b'{"seq":1,"batch":%d}' % count
+    def read(self, count: int, *, expected: int | None = None) -> Exchange:
+        body = b'{"seq":%b,"batch":%d}' % (protocols.CURSOR, count)
         request = protocols.nats_publish(f"$JS.API.DIRECT.GET.{STREAM}", body)
-        return Exchange("nats", request, count, end=b"\r\n\r\n\r\n")  # an empty message ends the batch
+        # An empty message ends the batch.
+        return Exchange("nats", request, count, replies=count + 1, marks=count)
 
-    def next_write(self, number: int, payload: bytes) -> Exchange:
-        return self.write(payload, 1, TAIL_STREAM)
-
-    def next_read(self, number: int) -> Exchange:
-        return Exchange("nats", b"", lines=2)
+    def wait(self, stream: str) -> None:
+        return None
 
 
 def nats_server() -> str:

@@ -6,6 +6,8 @@ WORK_NAMES = {
     "single": "write of one record",
     "batch": "write of 100 records",
     "read": "read of 1000 records",
+    "lone": "lone write, one every 2 ms",
+    "pooled": "write of one record, 500 topics",
     "write": "write of one record",
     "diff": "diff",
 }
@@ -13,7 +15,14 @@ WORK_NAMES = {
 WORK_TITLES = {
     "single": "Single-record writes",
     "batch": "Batches of 100",
-    "read": "Reads of 1000 from the start",
+    "read": "Reads of 1000",
+    "pooled": "Writes to 500 topics",
+}
+
+PACED_NAMES = {
+    "lone": "write of one record",
+    "caught-up": "read that finds nothing",
+    "diff": "read of one new record",
 }
 
 DURABILITY = {
@@ -40,6 +49,8 @@ KEY_FIGURES = {
     "batch, fsync": "batches of 100, synced",
     "batch, disk": "batches of 100, not synced",
     "read": "reads of 1000",
+    "pooled": "writes to 500 topics",
+    "lone": "p50 of a lone write",
     "queue, fsync": "jobs of a queue, synced",
     "queue, disk": "jobs of a queue, not synced",
     "write to waiting reader": "latency to a waiting reader",
@@ -78,10 +89,30 @@ WORK_REQUESTS = {
         "which is what its ratio shows."
     ),
     "read": (
-        "The first 1000 records of the log. topics: one POST to `diff` with limit 1000. Redis: XRANGE - + COUNT 1000. "
-        "NATS: a direct get of a batch of 1000 from the first sequence; its clients usually read through a consumer."
+        "Each client goes through a log of 10,000 records, 1000 at a time and again from the start, each from another place. "
+        "topics: one POST to `diff` with limit 1000. Redis: XRANGE from an id, COUNT 1000. NATS: a direct get of a batch of "
+        "1000 from a sequence; its clients usually read through a consumer. The records of every answer are counted."
+    ),
+    "pooled": (
+        "One record per request, to 500 topics or streams in turn, by 32 connections that are shared by all of them, as a pool "
+        "of connections does. NATS is not measured: it would need 500 streams."
     ),
 }
+
+PACED = (
+    "One client that sends one request every 2 ms. The server's processes sleep between two requests, and waking them is part "
+    "of the latency; a client that sends the next request at once keeps them awake and measures less. Each cell has "
+    "**p50** / p90 / p99 in milliseconds. A write: as below, with one client. A read that finds nothing: of a topic of 10,000 "
+    "records, from its end. A read of one new record: a record is written, and 2 ms later read from where the reader stopped; "
+    "only the read counts. topics: a POST to `diff` with limit 1000; Redis: XRANGE from an id, COUNT 1000. Below 1 ×, topics is "
+    "faster."
+)
+
+EARLIER_GENERATOR = (
+    "> **Measured with an earlier load generator**, which was written in Python: it used up to a whole core with Redis and "
+    "limited it in part, and added to short latencies. Reads were always of the first 1000 of 10,000 records, and waiting "
+    "readers were measured once and not in rounds."
+)
 
 CELLS = "Each cell has **records per second**, and p50 / p99 / p99.9 of a request in milliseconds."
 
@@ -214,17 +245,19 @@ of the same quantity, and a stall of the server also stops its clients: the tail
 - **Comparable durability.** `fsync`: the record is on the disk before the response (Redis `appendfsync always`, NATS \
 `sync_interval: always`). `disk`: it is passed to the operating system, and a crash of the machine may lose what is not \
 synced: topics starts a sync within 100 ms, Redis `everysec` within about a second, NATS by default within 2 minutes.
-- **Taking turns.** Every point of the three works is measured in {rounds} rounds, {seconds:g} s together, after a warm-up. In each \
+- **Taking turns.** Every point is measured in {rounds} rounds, {seconds:g} s together, after a warm-up. In each \
 round the systems take turns, so that noise affects all of them. Values are medians over rounds; the thin bars in the plots \
-span the worst and the best round. Fan-out, queues and copies are measured in the same way. The sections on waiting readers, shards, backlog and stages are one measurement each.
+span the worst and the best round. The sections on shards, backlog and stages are one measurement each.
 - **What differs.** topics uses HTTP and JSON, the peers their own protocols; Redis keeps all data in memory in addition to \
-its log file. The same first 1000 of 10,000 records are read repeatedly, so no system waits for its disk. Each server runs on loopback with its data on the same disk, \
+its log file. What is read fits into memory, so no system waits for its disk. Each server runs on loopback with its data on the same disk, \
 Redis without snapshots.
-- **One load generator** for all systems, a separate process on the same cores as the server. With Redis it uses up to a whole core, \
-with topics, whose two processes need the rest, less."""
+- **Checked.** Every answer is parsed: a refusal, a record too few or too many, or a job that comes twice ends a measurement without \
+figures.
+- **One load generator** for all systems (`scripts/load`, in C, one thread), a separate process on the same cores as the server. The \
+processor time of a server is that of all its threads, from `/proc`."""
 
 REPEAT = (
-    "Uses `redis-server` and `nats-server` from the PATH; as root on Debian it installs the first with apt, and it installs "
+    "Needs a C compiler for the load generator, and idle cores. Uses `redis-server` and `nats-server` from the PATH; as root on Debian it installs the first with apt, and it installs "
     "the second into `.venv`. `PYTHON=/path/to/python` selects the interpreter, whose build matters "
     "([performance](performance.md)). A full run takes about an hour and overwrites this page; `--help` lists the "
     "options for a shorter or partial run, or another output directory; the page then says so."

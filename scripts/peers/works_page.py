@@ -54,9 +54,9 @@ def _work_cell(point: Point | None) -> str:
     return "–" if point is None else f"**{rate(point['records_per_s'])}**<br>{percentiles(point)}"
 
 
-def _ratio_cell(found: dict[str, Point | None], peer: str) -> str:
+def _ratio_cell(found: dict[str, Point | None], peer: str, measure: str = "records_per_s") -> str:
     ours, theirs = found[OURS], found[peer]
-    return times(compare.ratio(ours, theirs)) if ours and theirs else "–"
+    return times(compare.ratio(ours, theirs, measure)) if ours and theirs else "–"
 
 
 def _work_plot(points: list[Point], title: str) -> str:
@@ -84,6 +84,29 @@ def _over_rounds(point: Point) -> Value:
         point["records_per_s"]
     ]
     return Value(point["records_per_s"], min(rates), max(rates))
+
+
+def paced(results: dict[str, Any]) -> list[str]:
+    points = [point for point in results.get("points", []) if point["work"] in compare.PACED]
+    title = "## Lone requests"
+    if not points:
+        return [title, ABSENT]
+    rows = []
+    for name, durability in dict.fromkeys((point["work"], point["durability"]) for point in points):
+        found = {s: compare.find(points, system=s, work=name, durability=durability) for s in SYSTEMS}
+        cells = [_latency_cell(found[system]) for system in SYSTEMS]
+        quotients = [_ratio_cell(found, peer, "p50_ms") for peer in PEERS]
+        rows.append([wording.PACED_NAMES[name], durability, *cells, *quotients])
+    head = ["request", "durability", *system_heads(results["meta"])]
+    head += [f"topics / {NAMES[peer]}" for peer in PEERS]
+    return [title, wording.PACED, table(head, rows)]
+
+
+def _latency_cell(point: Point | None) -> str:
+    if point is None:
+        return "–"
+    p50, p90, p99 = (figure(point[name]) for name in ("p50_ms", "p90_ms", "p99_ms"))
+    return f"**{p50}** / {p90} / {p99}"
 
 
 def tail(results: dict[str, Any], plots: Plots) -> list[str]:

@@ -1,13 +1,11 @@
-"""Goal: copies are counted right on every system, a load ends with its last request, and the page says how copies stand, hiding
-nothing.
+"""Goal: copies are counted right on every system, and the page says how copies stand, hiding nothing.
 
-Method: answers made by hand; a load's clients and a pair of watchers without sockets; real rendering of small made-up
-results whose ratios are worked out by hand.
+Method: answers made by hand; a pair of watchers without sockets; real rendering of small made-up results whose ratios are
+worked out by hand.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -23,12 +21,10 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from peers import forward_aims, forward_protocols, forwards, merge_results, protocols, report  # noqa: E402
 from peers.forward_load import Timings  # noqa: E402
-from peers.load import Client, Load, Run  # noqa: E402
-from peers.protocols import BadAnswer, Exchange  # noqa: E402
+from peers.protocols import BadAnswer  # noqa: E402
 from peers.systems import Nats, Redis, Target, Topics  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
-ANSWER = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}"
 
 
 def without_server(kind: type[Target]) -> Any:
@@ -49,9 +45,8 @@ def test_a_transaction_of_redis_is_acknowledged_with_its_last_byte(
     one = b"+OK\r\n" + b"+QUEUED\r\n" * streams + b"*%d\r\n" % streams + b"$4\r\n17-0\r\n" * streams
     answer = one * count
     cut = data.draw(st.integers(1, len(answer) - 1))
-    answers = write.answers()
-    assert [answers.feed(answer[:cut]), answers.feed(answer[cut:])] == [False, True]
-    assert answers.records == count
+    assert [write.is_complete(answer[:cut]), write.is_complete(answer)] == [False, True]
+    assert write.records == count
     assert write.request.count(b"XADD") == streams * count
     assert write.request.count(b"MULTI") == write.request.count(b"EXEC") == count
 
@@ -59,7 +54,7 @@ def test_a_transaction_of_redis_is_acknowledged_with_its_last_byte(
 def test_a_refused_transaction_of_redis_is_no_ack() -> None:
     write = forward_protocols.write(without_server(Redis), b"{}", 1, 1)
     with pytest.raises(BadAnswer):
-        write.answers().feed(b"+OK\r\n+QUEUED\r\n-ERR no such thing\r\n-EXECABORT Transaction discarded\r\n")
+        write.is_complete(b"+OK\r\n+QUEUED\r\n-ERR no such thing\r\n-EXECABORT Transaction discarded\r\n")
 
 
 @pytest.mark.parametrize(("kind", "dests"), [(Topics, 0), (Topics, 100), (Nats, 100), (Redis, 0)])
@@ -82,7 +77,7 @@ def test_the_copies_of_a_flood_are_bounded(dests: int) -> None:
 
 def test_lengths_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        protocols, "ask", lambda address, exchange: b":12\r\n:12\r\n:9\r\n"[: 5 * exchange.lines]
+        protocols, "ask", lambda address, exchange: b":12\r\n:12\r\n:9\r\n"[: 5 * exchange.replies]
     )
     assert forward_protocols.lengths(without_server(Redis), 2) == (12, [12, 9])
 
@@ -141,54 +136,6 @@ def test_copies_that_never_come_end_the_wait(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(forwards, "DRAIN_S", 0.0)
     with pytest.raises(BadAnswer, match="4 records of 5"):
         forwards.await_copies(without_server(Redis), 1)
-
-
-# -- a load with a bound -----------------------------------------------------------------------------------------
-
-
-class Line(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = 0
-
-    def write(self, data: Any) -> None:
-        self.sent += 1
-
-
-async def bounded(most: int, clients: int) -> tuple[Run, list[Client], list[Line]]:
-    run = Run(Load("", Exchange("http", b"x"), clients, 1.0, most=most))
-    ends, lines = [], []
-    for number in range(clients):
-        ends.append(Client(run, Exchange("http", b"x"), number))
-        lines.append(Line())
-        ends[-1].connection_made(lines[-1])
-        ends[-1].send_next(0.0)
-    return run, ends, lines
-
-
-def test_a_load_ends_with_the_answer_to_its_last_request() -> None:
-    async def scene() -> None:
-        run, (first, second), lines = await bounded(3, 2)
-        first.data_received(ANSWER)  # and sends the third
-        second.data_received(ANSWER)  # and may send no more
-        assert [line.sent for line in lines] == [2, 1]
-        assert not run.ended.is_set()
-        first.data_received(ANSWER)
-        assert run.ended.is_set()
-        assert len(run.latencies) == 3
-
-    asyncio.run(scene())
-
-
-def test_a_load_without_a_bound_does_not_end() -> None:
-    async def scene() -> None:
-        run, (only,), (line,) = await bounded(0, 1)
-        for _ in range(10):
-            only.data_received(ANSWER)
-        assert line.sent == 11
-        assert not run.ended.is_set()
-
-    asyncio.run(scene())
 
 
 # -- watchers of both ends ---------------------------------------------------------------------------------------
