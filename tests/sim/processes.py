@@ -31,7 +31,7 @@ from tests.support.sim_disk import SimDisk, SimulatedCrash
 from topics.api.config import EngineConfig
 from topics.api.errors import TopicsError
 from topics.engine.runtime.engine import COLD_KINDS, Engine, Job
-from topics.engine.shard.transaction_commit import STAGE_KIND
+from topics.engine.shard.transactions import STAGE_KIND
 from topics.engine.storage.segment_store import DiskSegmentStore
 from topics.link import wire
 from topics.protocols.http.admission import Admission

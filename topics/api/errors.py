@@ -362,6 +362,11 @@ class UnsupportedFormat(TopicsError):
         self.path, self.version = path, version
 
 
+class FeatureAbsent(TopicsError):
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}, which belong to a feature that this shard is built without")
+
+
 class LogGap(TopicsError):
     def __init__(self, after_lsn: int, next_lsn: int) -> None:
         super().__init__(

@@ -119,7 +119,7 @@ class ShardMetrics:
     def report(self, progress: float) -> ShardReport:
         shard, counters = self._engine.shard, self._engine.counters
         ready = progress >= 1.0
-        published = shard.state.published
+        published, transactions = shard.state.published, shard.transactions
         queues, in_flight = shard.consumers.queue_totals() if ready else (0, 0)
         retired_segments, retired_bytes = self._engine.merge_service.retirement.totals()
         rows = (
@@ -175,8 +175,8 @@ class ShardMetrics:
             checkpoints=counters["checkpoints"],
             log_bytes=self._engine.checkpointer.log_bytes,
             disk_free=self._engine.free_bytes,
-            txn_open=shard.transactions.open_transactions,
-            txn_bytes=shard.transactions.staged_bytes,
+            txn_open=transactions.open_transactions if transactions is not None else 0,
+            txn_bytes=transactions.staged_bytes if transactions is not None else 0,
             txn_committed=counters["txn_committed"],
             txn_expired=counters["txn_expired"],
             txn_left=counters["txn_left"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
@@ -40,6 +40,7 @@ Work: TypeAlias = Generator[int, None, None]  # yields the work done, in units o
 class Lane:
     """Runs one task at a time; knows what the task waits for."""
 
+    what: str  # what it works on, for messages
     task: Steps | None = None
     blocked: bool = False  # a blocking call is running
     wait_lsn: int = 0
@@ -56,6 +57,34 @@ class Lane:
         self.wait_lsn, self.until = 0, None
         if task is not None:
             task.close()
+
+
+class TaskOwner(Protocol):
+    """A feature with background tasks of its own, which run beside those of the engine, a step per turn each."""
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether there are tasks or timers at all."""
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The lanes of its tasks."""
+
+    def begin_tasks(self) -> list[Lane]:
+        """Begin what is to be begun; returns all lanes."""
+
+    def tasks_stepped(self) -> None:
+        """The lanes have had their steps of this turn."""
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next step is due, on the monotonic clock; 0: now."""
+
+    def defer_tasks(self) -> None:
+        """The server is stopping: begin nothing that can wait for the next start."""
+
+    def stop_tasks(self) -> None:
+        """The engine is closing."""
 
 
 def drain(steps: Generator[Any, None, T]) -> T:

@@ -25,8 +25,15 @@ SLICE_MS = 1  # the clock has whole milliseconds, so a slice takes one to two
 
 
 class Background(GroupCommit):
-    def __init__(self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None) -> None:
-        super().__init__(disk, clock, config, cold)
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        config: EngineConfig,
+        cold: SegmentStore | None,
+        absent: frozenset[str],
+    ) -> None:
+        super().__init__(disk, clock, config, cold, absent)
         self.relocator = Relocator(
             disk, cold, self.shard, self.reader, self.checkpointer, config, self.merge_service
         )
@@ -34,7 +41,7 @@ class Background(GroupCommit):
         self.shard.state.cold = self.cold = ColdReads(cold, self.reader.cold_blocks, self._submit)
         self._task_kind = ""  # of the current task of the main lane, or of the last one while others wait
         self._checkpoint_wanted = False
-        self._transactions_stopped = False
+        self._tasks_stopped = False
         self._cold_stopped = False
 
     def checkpoint(self) -> None:
@@ -75,9 +82,9 @@ class Background(GroupCommit):
         return None
 
     def _removable(self) -> list[TopicLog]:
-        """Dropped topics, except those with a transaction file being written."""
-        at_work = {txn.log.id for txn, lane in self._transaction_lanes.items() if lane.blocked}
-        return [log for log in self.shard.state.dropped_topics if log.id not in at_work]
+        """Dropped topics, except those with a file being written."""
+        state = self.shard.state
+        return [log for log in state.dropped_topics if not any(is_busy(log) for is_busy in state.busy)]
 
     def _ready_erases(self) -> list[EraseRequest]:
         """Erases that can run now. One with a waiting client runs at once; one that was deferred waits for disk space."""
@@ -130,23 +137,18 @@ class Background(GroupCommit):
                 return
             self._step(lane, None, None)
 
-    def _run_transactions(self) -> None:
-        """Run one step per turn for each transaction with work, so that requests are handled in between."""
-        shard = self.shard
-        if self._transactions_stopped or shard.state.read_only is not None:
-            return
-        for txn in list(shard.transactions.with_work):
-            if txn not in self._transaction_lanes:
-                del shard.transactions.with_work[txn]
-                self._transaction_lanes[txn] = Lane(shard.commits.transaction_steps(txn))
-        for txn, lane in list(self._transaction_lanes.items()):
-            if lane.is_runnable:
-                self._step(lane, None, None)
-                if shard.state.frame_bytes > limits.GROUP_BYTES_MAX:
-                    self._commit()
-            if lane.task is None and not lane.blocked:
-                del self._transaction_lanes[txn]
-        shard.transactions.process_transaction_timers()  # last: a commit that is done by now is answered even without a wait
+    def _run_tasks(self) -> None:
+        """Run one step per turn for each task of the features, so that requests are handled in between."""
+        state = self.shard.state
+        for owner in state.task_owners:
+            if not owner.has_tasks or self._tasks_stopped or state.read_only is not None:
+                continue
+            for lane in owner.begin_tasks():
+                if lane.is_runnable:
+                    self._step(lane, None, None)
+                    if state.frame_bytes > limits.GROUP_BYTES_MAX:
+                        self._commit()
+            owner.tasks_stepped()
 
     def _run_compaction(self) -> None:
         """Run steps of the compaction lane until SLICE_MS is used up or the task blocks."""
@@ -190,17 +192,16 @@ class Background(GroupCommit):
             lane.until = wanted.holds
 
     def _failed(self, lane: Lane, failure: OSError | TopicsError) -> None:
-        what = "a segment" if lane is self._compaction_lane else "a checkpoint"
         if lane is self._cold_lane:
             self.relocator.failed(failure, self.clock.mono_ms)
         elif lane is not self._main_lane and lane is not self._compaction_lane:
-            self._fail_shard(f"a transaction failed with an unexpected error: {failure}")
+            self._fail_shard(f"{lane.what} failed with an unexpected error: {failure}")
         elif isinstance(failure, TopicsError):
-            self._fail_shard(f"{what} found damaged data: {failure}")
+            self._fail_shard(f"{lane.what} found damaged data: {failure}")
         elif is_out_of_resources(failure):
             self._note_full(failure)
         else:
-            self._fail_shard(f"{what} could not be written: {failure}")
+            self._fail_shard(f"{lane.what} could not be written: {failure}")
 
     def _unblocked(self, lane: Lane, value: object, error: BaseException | None) -> None:
         lane.blocked = False
@@ -234,15 +235,10 @@ class Background(GroupCommit):
             times.append(clock.mono_ms + due_ms - clock.now_ms)
         return times
 
-    def _transaction_times(self) -> list[int]:
-        due_ms = self.shard.transactions.transactions_due_ms
-        times = [due_ms] if due_ms is not None else []
-        if (
-            any(lane.is_runnable for lane in self._transaction_lanes.values())
-            or self.shard.transactions.with_work.keys() - self._transaction_lanes.keys()
-        ):
-            times.append(self.clock.mono_ms)
-        return times
+    def _task_times(self) -> list[int]:
+        owners = [owner for owner in self.shard.state.task_owners if owner.has_tasks]
+        due = [owner.due_ms for owner in owners]
+        return [at_ms or self.clock.mono_ms for at_ms in due if at_ms is not None]
 
     def _compaction_times(self) -> list[int]:
         lane, now_ms = self._compaction_lane, self.clock.mono_ms
@@ -265,12 +261,12 @@ class Background(GroupCommit):
         self._cold_stopped = self.compactor.stopped = True
         self.cold.stop()
         self.merge_service.stop()
-        self.shard.transactions.defer_commits()
+        for owner in self.shard.state.task_owners:
+            owner.defer_tasks()
         self._cold_lane.close()
 
-    def stop_transactions(self) -> None:
-        """Stop transaction tasks; decided commits continue after the next start."""
-        self._transactions_stopped = True
-        for lane in self._transaction_lanes.values():
-            lane.close()
-        self._transaction_lanes = {}
+    def stop_tasks(self) -> None:
+        """Stop the features' tasks; they continue after the next start."""
+        self._tasks_stopped = True
+        for owner in self.shard.state.task_owners:
+            owner.stop_tasks()

@@ -61,10 +61,18 @@ class Outcome:
 
 class Engine(Background):
     def __init__(
-        self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None
+        self,
+        disk: Disk,
+        clock: Clock,
+        config: EngineConfig,
+        cold: SegmentStore | None = None,
+        *,
+        absent: frozenset[str] = frozenset(),
     ) -> None:
-        """`cold`: the store for old segments; without it they stay on the disk."""
-        super().__init__(disk, clock, config, cold)
+        """`cold`: the store for old segments; without it they stay on the disk. `absent`: features to leave out; a log
+        that has frames of one of them is refused.
+        """
+        super().__init__(disk, clock, config, cold, absent)
         self.report = RecoveryReport()
         self._jobs: list[Job] = []
         self._outstanding = 0  # jobs handed out and not reported yet, except cold ones
@@ -160,8 +168,7 @@ class Engine(Background):
             self._run_background()
         if self._cold_store is not None:
             self._run_cold()
-        if shard.transactions.open:
-            self._run_transactions()
+        self._run_tasks()
         if self.compactor.has_work or self._compaction_lane.task is not None:
             self._run_compaction()
         if shard.delivery.is_due(self.clock.mono_ms):
@@ -249,8 +256,8 @@ class Engine(Background):
             times.append(self.clock.mono_ms)
         if self.shard.state.touched or self.checkpointer.has_hot_copies:
             times.append(self._checkpoint_check_ms)
-        if self.shard.transactions.open and not self._transactions_stopped:
-            times += self._transaction_times()
+        if not self._tasks_stopped:
+            times += self._task_times()
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
         times += self._compaction_times()
@@ -267,7 +274,7 @@ class Engine(Background):
             raise RuntimeError(
                 f"{self._outstanding} jobs are outstanding; finish them before closing the engine"
             )
-        self.stop_transactions()
+        self.stop_tasks()
         total = Outcome()
         while True:
             for long in self.shard.state.long.end():

@@ -23,7 +23,6 @@ from topics.engine.core.tasks import Lane
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.appends import frame_bytes_at_most
 from topics.engine.shard.shard import Shard
-from topics.engine.shard.transactions import Transaction
 from topics.engine.storage.files import is_full, is_out_of_resources
 from topics.engine.storage.reserve import RESERVE_NAME, Reserve
 from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, Wal, WalFile
@@ -41,7 +40,14 @@ COUNTERS = (
 
 
 class GroupCommit(ABC):
-    def __init__(self, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        config: EngineConfig,
+        cold: SegmentStore | None,
+        absent: frozenset[str],
+    ) -> None:
         self._disk = disk
         self._cold_store = cold
         self.config = config
@@ -49,7 +55,7 @@ class GroupCommit(ABC):
         self.wal = Wal(disk, f"{config.shard_dir}/wal", shard=config.shard, file_bytes=config.wal_file_bytes)
         self.reserve = Reserve(disk, f"{config.shard_dir}/{RESERVE_NAME}", config.reserve_bytes)
         self.reader = Reader(disk, config.topics_dir, config.cache_bytes, config.cold_cache_bytes)
-        self.shard = Shard(config, self.clock, self.reader, disk)
+        self.shard = Shard(config, self.clock, self.reader, disk, absent)
         self.shard.state.make_room = self._make_room
         self.shard.state.events.failed.append(self._close_lanes)
         self.counters = self.shard.state.counters
@@ -57,7 +63,8 @@ class GroupCommit(ABC):
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
         self.merge_service = MergeService(disk, cold, self.shard, self.reader, self.checkpointer, config)
-        self.shard.state.handlers |= dict.fromkeys(get_args(MergeCommand), self.merge_service.handle)
+        if "merges" not in absent:
+            self.shard.state.handlers |= dict.fromkeys(get_args(MergeCommand), self.merge_service.handle)
         self._parked: dict[int, list[Op]] = {}  # lsn → ops to publish once the log is synced up to it
         self._parked_since_ms = 0  # since when the oldest of them waits for a sync to start
         self._sync_running = False
@@ -67,10 +74,9 @@ class GroupCommit(ABC):
         self._space_check_ms = 0
         self.free_bytes = -1  # free disk space at the last check; -1: not checked
         # Background tasks: they wait for syncs, and end when the log fails.
-        self._main_lane = Lane()
-        self._cold_lane = Lane()
-        self._compaction_lane = Lane()
-        self._transaction_lanes: dict[Transaction, Lane] = {}
+        self._main_lane = Lane("a checkpoint")
+        self._cold_lane = Lane("the cold tier")
+        self._compaction_lane = Lane("a segment")
 
     @abstractmethod
     def _submit(
@@ -84,7 +90,8 @@ class GroupCommit(ABC):
 
     @property
     def _lanes(self) -> list[Lane]:
-        return [self._main_lane, self._cold_lane, self._compaction_lane, *self._transaction_lanes.values()]
+        own = [self._main_lane, self._cold_lane, self._compaction_lane]
+        return own + [lane for owner in self.shard.state.task_owners for lane in owner.lanes]
 
     # -- commit --------------------------------------------------------------------------------------------
 

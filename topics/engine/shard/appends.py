@@ -326,8 +326,8 @@ class Appends:
         if (cap_records and count > cap_records) or (cap_bytes and size > cap_bytes):
             raise RecordTooLarge(f"the write exceeds the cap of topic {name!r} and can never fit")
         live, live_bytes = (log.count, log.bytes) if log is not None else (0, 0)
-        if log is not None and log.transactions is not None:
-            reserved = log.transactions.reserved
+        if log is not None:
+            reserved = log.reserved
             live, live_bytes = live + reserved[0], live_bytes + reserved[1]
         if (cap_records and live + count > cap_records) or (cap_bytes and live_bytes + size > cap_bytes):
             assert log is not None

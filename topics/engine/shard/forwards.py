@@ -468,7 +468,7 @@ class Forwards:
     def _fit_to_caps(log: TopicLog, copies: fwd.Copies, runs: list[CopyRun], result: fwd.CopiesTaken) -> int:
         """Truncate the runs to what fits a dest with discard reject; returns the source seq up to which that is."""
         config = log.config
-        taken = log.transactions.reserved if log.transactions is not None else (0, 0)
+        taken = log.reserved
         records = config.cap_records - log.count - taken[0] if config.cap_records else None
         size = config.cap_bytes - log.bytes - taken[1] if config.cap_bytes else None
         for i, run in enumerate(runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topics.api.config import EngineConfig
+from topics.api.errors import FeatureAbsent
 from topics.engine.core.clock import EngineClock
 from topics.engine.core.ports import Disk
 from topics.engine.reading.reader import Reader
@@ -16,14 +17,30 @@ from topics.engine.shard.delivery import Delivery
 from topics.engine.shard.forwards import Forwards
 from topics.engine.shard.reads import Reads
 from topics.engine.shard.state import ShardState
-from topics.engine.shard.transaction_commit import TransactionCommits
 from topics.engine.shard.transactions import Transactions
+from topics.engine.storage import frames
+
+# The features that can be left out, and the frames of the log that only they understand.
+OPTIONAL_FEATURES: dict[str, tuple[int, ...]] = {
+    "transactions": (frames.TXN_OPENED, frames.TXN_DECIDED, frames.TXN_ADVANCED, frames.TXN_ENDED),
+    "merges": (frames.SEGMENT_MERGE,),
+}
 
 
 class Shard:
     """Each feature gets the state, and only features that were created before it. None inherits from another."""
 
-    def __init__(self, config: EngineConfig, clock: EngineClock, reader: Reader, disk: Disk) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: EngineClock,
+        reader: Reader,
+        disk: Disk,
+        absent: frozenset[str] = frozenset(),
+    ) -> None:
+        """`absent`: features to leave out. A log or snapshot that needs one of them is refused."""
+        self._absent = absent
+        self.absent_kinds = frozenset(kind for feature in absent for kind in OPTIONAL_FEATURES[feature])
         self.state = state = ShardState(config, clock, reader, disk.boot_id())
         self.appends = Appends(state)
         self.reads = Reads(state)
@@ -33,6 +50,10 @@ class Shard:
         self.consumers = Consumers(state, self.leases, self.claims)
         self.dead_letters = DeadLetters(state, self.appends, self.reads, self.leases, self.claims)
         self.forwards = Forwards(state, self.appends, self.reads)
-        self.transactions = Transactions(state, self.appends, disk)
-        self.commits = TransactionCommits(state, self.appends, self.transactions)
+        self.transactions = Transactions(state, self.appends, disk) if "transactions" not in absent else None
         self.delivery = Delivery(state, self.reads, self.leases, self.claims, self.consumers, self.forwards)
+
+    def require(self, feature: str, what: str) -> None:
+        """Refuse stored state that only an absent feature understands."""
+        if feature in self._absent:
+            raise FeatureAbsent(what)

@@ -24,7 +24,7 @@ from topics.api.errors import (
 )
 from topics.engine.commands import topics as cmd
 from topics.engine.core.clock import EngineClock
-from topics.engine.core.tasks import Work, drain
+from topics.engine.core.tasks import TaskOwner, Work, drain
 from topics.engine.core.topic_ids import ID_STEP, OwnedIds
 from topics.engine.reading.cold_blocks import ColdMiss, ColdReads
 from topics.engine.reading.reader import Reader
@@ -134,6 +134,11 @@ class ShardState:
         self.load_steps: Callable[[TopicLog], Work] | None = None
         self.upkeep = Upkeep(self._upkeep_steps)
         self.counters: dict[str, int] = {}
+        # What features add to the engine's background work.
+        self.task_owners: list[TaskOwner] = []
+        self.busy: list[Callable[[TopicLog], bool]] = []  # whether a job has a file of the topic open
+        # For an erase: returns the work on a feature's own files of the topic, for a thread.
+        self.erasers: list[Callable[[TopicLog], Callable[[], None]]] = []
         self._command: cmd.Command | None = None  # being handled
         self.handlers: dict[type, Handler] = {}  # by command type; features add theirs
         self.long = LongCommands(self._before_slice, self._handle_error)

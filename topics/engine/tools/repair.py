@@ -141,7 +141,7 @@ def _checkpoint(
 ) -> Generator[str, None, None]:
     """Start on the rebuilt files, read everything and write a checkpoint, so that recovery no longer meets the damage."""
     engine = Engine.open(overlay, clock, read_only_config(config))
-    engine.stop_transactions()
+    engine.stop_tasks()
     if engine.shard.state.read_only is not None:
         raise CannotRepair(
             f"the shard would still be read-only: {engine.shard.state.read_only}; nothing was changed"

@@ -818,7 +818,7 @@ def _dry_run(
     try:
         for _ in engine.recover_steps():
             pass
-        engine.stop_transactions()  # a server finishes decided commits
+        engine.stop_tasks()  # a server finishes decided commits
         if engine.shard.state.read_only is not None:
             found.opens = f"read-only: {engine.shard.state.read_only}"
         yield from read_everything(engine, found)

@@ -207,6 +207,11 @@ class TopicLog(TopicRows):
         )
 
     @property
+    def reserved(self) -> tuple[int, int]:
+        """Records and bytes that are promised, but not appended yet."""
+        return self.transactions.reserved if self.transactions is not None else (0, 0)
+
+    @property
     def is_unloaded(self) -> bool:
         """Whether rows, or replayed changes to them, are not loaded yet."""
         return self.stored is not None or bool(self.deferred)

@@ -121,10 +121,11 @@ def _erase(
             # The intent is on disk and may be partly applied: only a restart, which applies all of it, can continue.
             raise OSError(EIO, f"an erase failed half-way: {error}") from error
 
-    clear_staged = shard.transactions.transaction_eraser(log)
+    own_files = [eraser(log) for eraser in shard.state.erasers]
 
     def sync_removals() -> None:
-        clear_staged()
+        for erase in own_files:
+            erase()
         # Without this, an unlinked file could reappear after a power failure, with the payload.
         disk.sync_dir(wal.directory)
         disk.sync_dir(meta_dir)

@@ -222,8 +222,11 @@ class Recovery:
         self._restore_consumers(log, row)
         log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
         log.epochs = row.epochs
+        if row.merges is not None:
+            self._shard.require("merges", f"topic {log.name!r} has merges")
         log.merges = row.merges or NO_MERGES
         if row.transactions is not None:
+            self._shard.require("transactions", f"topic {log.name!r} has transactions")
             log.transactions = TopicTransactions.restored(log, row.transactions)
         log.erasing = row.erasing
         if not row.is_trimmed:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topics.api.errors import Corrupt
+from topics.api.errors import Corrupt, FeatureAbsent
 from topics.engine.commands.forwards import Forward
 from topics.engine.core.ports import Disk
 from topics.engine.core.topic_ids import ID_STEP
@@ -217,6 +217,8 @@ class Replay:
 
     def _replay_control(self, columns: Columns, i: int, lsn: int) -> None:
         kind, topic_id = int(columns.headers["type"][i]), int(columns.headers["topic"][i])
+        if kind in self._shard.absent_kinds:
+            raise FeatureAbsent(f"the log has frames of kind {kind}")
         payload, ts = columns.payload(i), int(columns.headers["ts"][i])
         if kind == frames.TIME_CEILING:
             self.time = msgspec.msgpack.decode(payload, type=TimeCeiling)
@@ -235,6 +237,7 @@ class Replay:
             self._replay_flow(log, kind, payload)
             return
         if kind in TXN_KINDS:  # independent of the rows
+            assert self._shard.transactions is not None
             self._shard.transactions.replay_transaction(log, kind, payload)
             return
         if log.deferred and kind == frames.CONFIG:

@@ -41,7 +41,7 @@ from topics.api.errors import (
 from topics.engine.commands import topics as c
 from topics.engine.commands import transactions as t
 from topics.engine.commands.topics import Records
-from topics.engine.shard.transaction_commit import STAGE_KIND
+from topics.engine.shard.transactions import STAGE_KIND
 from topics.engine.storage.files import HEADER_BYTES
 from topics.engine.tools.verify import ShardFiles, verify_shard
 from workers.shard.metrics import ShardMetrics
@@ -417,7 +417,7 @@ def test_one_that_nobody_works_on_expires() -> None:
     stage(h, txn, "a", 0, b'"a"')
     h.pass_time(4000)
     stage(h, txn, "a", 1, b'"b"')
-    due_ms = h.engine.shard.transactions.transactions_due_ms
+    due_ms = h.engine.shard.transactions.due_ms
     assert due_ms is not None and h._wake_at is not None and h._wake_at <= due_ms, "it wakes by itself"
     assert figures(h)["open"] == 1
     h.pass_time(5000)
@@ -642,7 +642,7 @@ def test_verify_knows_the_files_and_finds_what_has_rotted_in_them() -> None:
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
     while h.engine.shard.state.staged["t"].next_seq < 3:
         h.run_job() if h.jobs else h.ask()
-    h.engine.stop_transactions()
+    h.engine.stop_tasks()
     h.jobs = [job for job in h.jobs if job.kind != "stage"]
     h.checkpoint()
     h.kill()
