@@ -1,9 +1,9 @@
-"""Fuzzing by hand; scripts/fuzz calls this.
+"""Command line of the fuzzer, behind scripts/fuzz.
 
---replay FILE    one input, with the whole traceback
---seeded         the seeded mutator, which needs nothing but the tests
+--replay FILE    runs one input and shows the whole traceback
+--seeded         the seeded mutator, which needs no further packages
 (default)        guided by coverage, with atheris; interesting inputs go to --work, crashing ones beside it
---distil         the inputs of --work that reach something the corpus does not go into the corpus
+--distil         adds the inputs of --work that reach new code to the corpus
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--work", type=Path)
     parser.add_argument(
-        "--inner", action="store_true", help="for libFuzzer, which starts itself again to merge"
+        "--inner", action="store_true", help="set by libFuzzer when it starts itself again to merge"
     )
     options, more = parser.parse_known_args()
     if more and not options.inner:
         parser.error(f"unknown: {' '.join(more)}")
-    logging.lastResort = None  # what is logged is the target's to judge
+    logging.lastResort = None  # logged errors are checked by the target
     if options.replay is not None:
         _target(options.target).run(options.replay.read_bytes())
-        print(f"{options.target}: nothing wrong with this input")
+        print(f"{options.target}: this input passes")
     elif options.seeded:
         _mutate(_target(options.target), options.minutes, options.seed)
     else:
@@ -53,7 +53,7 @@ def _target(name: str) -> Target:
     from tests.fuzz.targets import TARGETS
 
     if name not in TARGETS:
-        print(f"no target {name}; there are {', '.join(TARGETS)}", file=sys.stderr)
+        print(f"no target {name}; the targets are {', '.join(TARGETS)}", file=sys.stderr)
         sys.exit(USAGE)
     return TARGETS[name]
 
@@ -62,19 +62,19 @@ def _mutate(target: Target, minutes: float, seed: int | None) -> None:
     seed = secrets.randbits(32) if seed is None else seed
     print(f"{target.name}: mutating from seed {seed} for {minutes} min", flush=True)
     count = run_all(target, mutations(target, seed, seconds=minutes * 60))
-    print(f"{target.name}: {count} inputs, nothing found")
+    print(f"{target.name}: {count} inputs, no failure")
 
 
 def _guide(options: argparse.Namespace, inner_flags: list[str]) -> None:
     import atheris
 
-    # Instrumented as they are imported, so nothing of ours may be imported before.
-    # It names each module, which nobody wants to read.
+    # Modules are instrumented on import, so none of ours may be imported before.
+    # atheris prints the name of each module; that output is dropped.
     quiet = contextlib.redirect_stderr(io.StringIO())
     with quiet, atheris.instrument_imports(include=["topics", "workers", "router"]):
         from tests.fuzz import targets as _instrumented  # noqa: F401
     target = _target(options.target)
-    # libFuzzer makes a shell command of its first argument when it merges.
+    # When it merges, libFuzzer builds a shell command from its first argument.
     command = f"{sys.executable} -m tests.fuzz --target {target.name} --inner"
     flags = inner_flags or _flags(target, options)
     bounds = [
@@ -100,7 +100,7 @@ def _flags(target: Target, options: argparse.Namespace) -> list[str]:
 
 
 def _dictionary(target: Target, work: Path) -> list[str]:
-    """The target's words in a file for libFuzzer, which takes no empty one."""
+    """A dictionary file for libFuzzer with the target's tokens; libFuzzer refuses an empty one."""
     words = [token for token in target.tokens if len(token) < 64]
     path = work.with_suffix(".dict")
     path.write_text("".join(f'"{_escaped(token)}"\n' for token in words))

@@ -1,6 +1,6 @@
-"""A front with one shard behind it and no socket: bytes of a client in, bytes to the client out, all at once.
+"""A front with one shard and no sockets: a client's bytes in, bytes to the client out, all at once.
 
-The connection, the gate, the endpoints, aiohttp and the shard are the real ones. Packing runs at once instead of on a
+The connection, admission, the endpoints, aiohttp and the shard are the real ones. Compression runs inline instead of on a
 thread, and the clock is simulated, so the same bytes always give the same answers.
 """
 
@@ -37,7 +37,7 @@ class InlineServer(Server):
 
 
 class FrontRig(Rig):
-    """A shard whose replies go to a front's core."""
+    """A shard whose replies go to the front's core."""
 
     front: PendingRequests | None = None
 
@@ -49,14 +49,14 @@ class FrontRig(Rig):
 
 
 class Transport:
-    """A socket's double: remembers what was written, and what became of the connection."""
+    """A fake transport: records what was written and how the connection ended."""
 
     def __init__(self) -> None:
         self.out = bytearray()
         self.closed = self.aborted = self.ended = False
 
     def write(self, data: bytes) -> None:
-        assert not self.ended and not self.aborted, "written after the end"
+        assert not self.ended and not self.aborted, "a write after the end"
         self.out += data
 
     def write_eof(self) -> None:
@@ -85,7 +85,7 @@ class Transport:
 
 
 class FrontWorld:
-    """The front, its shard with a topic `t`, and one connection; to be used inside the running loop."""
+    """A front, its shard with a topic `t`, and one connection; to be used inside the running loop."""
 
     def __init__(self, *, fast_path: bool = True, keys: str = "") -> None:
         self.failures: list[str] = []
@@ -111,12 +111,12 @@ class FrontWorld:
             if self.transport.closed:
                 break
             self.connection.data_received(part)
-            if self.connection.state not in (IDLE, CLOSING):  # else nobody has anything to do
+            if self.connection.state not in (IDLE, CLOSING):  # otherwise there is nothing to do
                 await self.settle()
         await self.settle()
 
     async def settle(self) -> None:
-        """Until aiohttp's tasks, the shard and the front have nothing left to do."""
+        """Run until aiohttp's tasks, the shard and the front are idle."""
         for _ in range(200):
             out = len(self.transport.out)
             for _ in range(4):
@@ -127,10 +127,10 @@ class FrontWorld:
             self.rig.rest()
             if not messages and len(self.transport.out) == out:
                 return
-        raise AssertionError("the front never comes to rest")
+        raise AssertionError("the front does not become idle")
 
     async def end(self) -> None:
-        """The client sends no more; long polls run out; the connection goes, and nothing is left of it."""
+        """The client ends its side; long polls time out; then the connection must be closed and all its resources freed."""
         if not self.transport.closed:
             self.connection.eof_received()
         for _ in range(3):
@@ -138,13 +138,15 @@ class FrontWorld:
             await self.settle()
             self.connection.sweep(self.rig.now_us(), idle_us=1, request_us=1)
             await self.settle()
-        assert self.transport.closed, "the connection of a client that has gone is never closed"
+        assert self.transport.closed, "the connection stays open after its client has gone"
         self.connection.connection_lost(None)
         await self.settle()
-        assert not self.core.in_flight, "a request is never answered"
-        assert not self.server.admission.open, "the gate waits for a request that is gone"
+        assert not self.core.in_flight, "a request is not answered"
+        assert not self.server.admission.open, "admission still counts a request that has ended"
         assert not self.server.connections and not self.server.stalled_bytes
-        assert not self.server.receiving.held and not self.server._sending.held, "bytes are never given back"
+        assert not self.server.receiving.held and not self.server._sending.held, (
+            "bytes of a budget are not released"
+        )
         assert not self.failures, self.failures
 
 
@@ -153,14 +155,14 @@ class Answer:
     status: int
     code: str  # of an error
     body: bytes
-    stays: bool  # the connection does
+    stays: bool  # the connection stays open
 
 
 _HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [A-Za-z -]+\r\n((?:[A-Za-z-]+: [^\r\n]*\r\n)*)\r\n")
 
 
 def read_answers(out: bytes, heads_max: int) -> list[Answer]:
-    """Every answer of an HTTP/1 connection, each checked against the contract; `heads_max` may be without their body."""
+    """Parse all answers of an HTTP/1 connection and check each against the contract; up to `heads_max` may lack their body."""
     answers: list[Answer] = []
     at = bodiless = 0
     while at < len(out):
@@ -178,18 +180,18 @@ def read_answers(out: bytes, heads_max: int) -> list[Answer]:
             body = b""
         else:
             body = out[at : at + size]
-            assert len(body) == size, "an answer is cut"
+            assert len(body) == size, "an answer is truncated"
             at += size
         stays = headers.get(b"connection") != b"close"
         answers.append(Answer(status, check_answer(status, body), body, stays))
         assert stays or at == len(out), "an answer after the last one"
-    assert bodiless <= heads_max, "an answer has lost its body"
+    assert bodiless <= heads_max, "an answer has no body"
     return answers
 
 
 def check_answer(status: int, body: bytes) -> str:
-    """The code of an error, whose envelope must be the contract's; nothing may be the server's fault."""
-    assert status in STATUSES, f"a status that the contract does not know: {status}"
+    """The error code, whose envelope must be the contract's; a 5xx is a failure."""
+    assert status in STATUSES, f"a status that the contract does not have: {status}"
     assert status < 500, f"{status}: {body[:300]!r}"
     if status in SUCCESSES or not body:
         return ""

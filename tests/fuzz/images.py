@@ -1,7 +1,7 @@
-"""Data directories to damage: what engines left behind, as plain files, and what was in them.
+"""Data directories to damage: plain files that engines left behind, and the records in them.
 
-`images` are made once by a run on a simulated disk: a stopped shard and a killed one, topics with files of their own and
-topics that ride in the snapshot, with tags, nodes, expiries, keys, deletes, erases and sealed segments.
+`images` are made once by a run on a simulated disk: a stopped shard and a killed one, topics with their own files and
+topics that are stored in the snapshot, with tags, nodes, expiry times, keys, deletes, erases and sealed segments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Image:
-    """The files of a shard by path, and every record that it ever took, by topic and seq."""
+    """The files of a shard by path, and every record that was ever written, by topic and seq."""
 
     config: EngineConfig
     files: dict[str, bytes]
@@ -45,7 +45,7 @@ class Image:
         return list(self.files)
 
     def disk(self, changed: dict[str, bytes | None]) -> SimDisk:
-        """A disk with these files, some changed or, with None, gone."""
+        """A disk with these files, some changed, or removed (None)."""
         disk = SimDisk(1)
         for path, data in (self.files | changed).items():
             if data is not None:
@@ -107,7 +107,7 @@ def _note(h: Harness, image: Image) -> None:
 
 
 def read_all(h: Harness, topic: str) -> tuple[list[Row], list[tuple[int, int]]]:
-    """Every record of a topic and every range announced as gone. Raises what a read is answered with."""
+    """Every record of a topic and every range announced as lost. Raises the error that a read is answered with."""
     rows: list[Row] = []
     gaps: list[tuple[int, int]] = []
     cursor = 0
@@ -122,7 +122,7 @@ def read_all(h: Harness, topic: str) -> tuple[list[Row], list[tuple[int, int]]]:
             rows.append(Row(int(seq), _payload(page, i), tags[i], int(page.timestamps[i])))
         if page.next_from_seq >= page.head_seq:
             return rows, gaps
-        assert page.next_from_seq > cursor, "the reader never gets on"
+        assert page.next_from_seq > cursor, "the cursor does not advance"
         cursor = page.next_from_seq
 
 

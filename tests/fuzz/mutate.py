@@ -1,7 +1,7 @@
-"""Changed inputs from good ones: the seeded mutator. The same seed and the same inputs give the same changes anywhere.
+"""The seeded mutator: changed inputs from valid ones. The same seed and inputs give the same changes on any machine.
 
-Each change is one of a few that find bugs in readers of bytes: a flipped bit, a number at its edge where a length may
-stand, a word of the format in the wrong place, a piece lost, doubled, moved, or taken from another input.
+The changes are those that find bugs in parsers: a flipped bit, a boundary value where a length may
+be, a token in the wrong place, a piece removed, doubled, moved, or taken from another input.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 INPUT_BYTES_MAX = 8192
 CHANGES_MAX = 6
 
-# What length fields and counters go wrong at; 2^60 is the one that must not be allocated.
+# Boundary values of length fields and counters; 2^60 must never be allocated.
 _EDGES = (
     0,
     1,
@@ -71,7 +71,7 @@ class Mutator:
             data[self._rng.randrange(len(data))] = self._rng.randrange(256)
 
     def _set_number(self, data: bytearray) -> None:
-        """A value at its edge, as a field of 2, 4 or 8 bytes in either order."""
+        """A boundary value, as a field of 2, 4 or 8 bytes in either byte order."""
         width = self._rng.choice((2, 4, 8))
         value = self._rng.choice(_EDGES) & ((1 << 8 * width) - 1)
         at = self._place(data)
@@ -119,7 +119,7 @@ class Mutator:
 
 
 class Choices:
-    """Decisions read from an input, so that bytes can steer a generator; when they run out, all choices are the first."""
+    """Decisions read from an input, so that its bytes steer a generator; at the end of the input every choice is the first."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

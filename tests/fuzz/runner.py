@@ -1,7 +1,7 @@
-"""Runs a target on inputs under guard: a deadline, a bound on memory, and a file with the input when it fails.
+"""Runs a target on inputs with limits on CPU time and memory, and saves the input of a failure.
 
-Nothing here knows what a target tests. `Target.run` takes bytes and raises when something is wrong with what the
-product did; whatever it raises is a failure. The guards count CPU time and peak memory, so a busy machine is no failure.
+This module knows nothing about targets. `Target.run` takes bytes; any exception that it raises is a failure.
+The limits count CPU time and peak memory, so a busy machine causes no failure.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from types import FrameType
 from tests.fuzz.mutate import Mutator
 
 CORPUS = Path(__file__).parent / "corpus"
-DEADLINE_S = 5.0  # of CPU time, for one input of a few KiB: a thousand times what it takes
+DEADLINE_S = 5.0  # of CPU time for one input of a few KiB: a thousand times what it needs
 PEAK_BYTES_MAX = 96 << 20  # by which one input may raise the peak memory of the process
-ADDRESS_BYTES_MAX = 1 << 30  # what may be asked of the system on top; a length field of 2^60 asks for more
+ADDRESS_BYTES_MAX = 1 << 30  # of address space beyond the current size; a length field of 2^60 needs more
 GROWTH_BYTES_MAX = 192 << 20  # of the peak, over one run of thousands of inputs
 
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to be fed with bytes. `seeds` makes good inputs to start from, `tokens` are words of its format."""
+    """Something that takes bytes. `seeds` makes valid inputs to start from, `tokens` are words of its format."""
 
     name: str
     run: Callable[[bytes], None]
     seeds: Callable[[], list[bytes]]
     tokens: tuple[bytes, ...] = ()
-    rounds: int = 200  # inputs of the fixed part of the test; about two seconds
+    rounds: int = 200  # inputs in a normal run; about two seconds
 
 
 class Hang(BaseException):
-    """Not an Exception, so that no handler of the product eats it."""
+    """Not an Exception, so that no handler of the product catches it."""
 
 
 class Failed(AssertionError):
-    """An input on which a target failed, with the way to see it again."""
+    """An input failed; the message says how to replay it."""
 
 
 class Errors(logging.Handler):
-    """What the product logs as an error while it is fed: for input from outside, that is a failure too."""
+    """Collects errors that the product logs: for input from outside these are failures, too."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -62,7 +62,7 @@ class Errors(logging.Handler):
 
 @contextlib.contextmanager
 def logged_errors() -> Iterator[list[str]]:
-    """The errors logged inside the block, kept from the test's output."""
+    """The errors logged inside the block, which do not appear in the test's output."""
     handler = Errors()
     root = logging.getLogger()
     root.addHandler(handler)
@@ -74,7 +74,7 @@ def logged_errors() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def deadline(seconds: float = DEADLINE_S) -> Iterator[None]:
-    """Raise Hang after so much CPU time. Not SIGALRM: pytest and libFuzzer have that one."""
+    """Raise Hang after this much CPU time. Not by SIGALRM, which pytest and libFuzzer use."""
 
     def ring(_number: int, _frame: FrameType | None) -> None:
         raise Hang(f"still busy after {seconds} s of CPU time")
@@ -90,7 +90,7 @@ def deadline(seconds: float = DEADLINE_S) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Asking for much more than there is fails at once, instead of being promised and never touched."""
+    """Limit the address space, so that a huge allocation fails at once although its pages are never touched."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_BYTES_MAX, hard))
@@ -105,7 +105,7 @@ def peak_bytes() -> int:
 
 
 def run_one(target: Target, data: bytes) -> None:
-    """One input under guard; Failed names the file that holds it."""
+    """Run one input with all limits; Failed names the file with the input."""
     peak = peak_bytes()
     try:
         with deadline():
@@ -125,7 +125,7 @@ def _how_to_replay(target: Target, data: bytes) -> str:
 
 
 def run_all(target: Target, inputs: Iterable[bytes]) -> int:
-    """Every input under guard, and the growth of memory over all of them; returns how many there were."""
+    """Run every input with all limits, and limit the growth of memory over all of them; returns their number."""
     count = 0
     with bounded_memory():
         peak = peak_bytes()
@@ -138,7 +138,7 @@ def run_all(target: Target, inputs: Iterable[bytes]) -> int:
 
 
 def corpus_of(target: Target) -> dict[str, bytes]:
-    """The kept inputs by name: those that once failed, and those that coverage found worth keeping."""
+    """The stored inputs by name: those that once failed, and those that add coverage."""
     folder = CORPUS / target.name
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())} if folder.is_dir() else {}
 
@@ -150,7 +150,7 @@ def starting_points(target: Target) -> list[bytes]:
 def mutations(
     target: Target, seed: int, *, count: int | None = None, seconds: float | None = None
 ) -> Iterator[bytes]:
-    """Mutations from one seed, so many of them or for so long."""
+    """Mutations from one seed: a number of them, or for some time."""
     mutator = Mutator(seed, starting_points(target), target.tokens)
     end = None if seconds is None else time.monotonic() + seconds
     made = 0

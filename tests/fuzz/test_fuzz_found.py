@@ -1,6 +1,6 @@
-"""Goal: what fuzzing found stays found, and the inputs that everybody thinks of first are tried by name.
+"""Goal: what fuzzing found stays fixed, and well-known bad inputs are tested by name.
 
-Method: single inputs for the targets of this folder, each with the fault that it shows; and the small rules of the
+Method: single inputs for the targets of this folder, each marked with its fault, and the rules of the
 product that a finding has led to.
 """
 
@@ -61,14 +61,14 @@ def _message(*, op: int = wire.WRITE, topic_len: int = 1, args_len: int = 0, bod
         ),
         pytest.param(
             _message(op=0),
-            marks=fault("link", "an op code of zero", "answered as an error of ours; the shard serves on"),
+            marks=fault("link", "an op code of zero", "answered as an internal error; the shard serves on"),
         ),
         pytest.param(
             _message(args_len=1),
             marks=fault(
                 "link",
-                "arguments that are no MessagePack",
-                "answered as an error of ours; the shard serves on",
+                "arguments that are not MessagePack",
+                "answered as an internal error; the shard serves on",
             ),
         ),
     ],
@@ -79,7 +79,7 @@ def test_a_bad_message_leaves_the_shard_serving(data: bytes) -> None:
 
 @fault(
     "link",
-    "a report that is none, at the worker that keeps the caps",
+    "an invalid report at the worker that keeps the caps",
     "dropped with a line in the log; the shard serves on",
 )
 @pytest.mark.parametrize(
@@ -108,9 +108,7 @@ def test_a_report_at_the_wrong_shard_is_dropped() -> None:
     run_one(TARGETS["messages"], b"\x03" + msgspec.msgpack.encode(QuotaReport(1, 1, 0, 0)))
 
 
-@fault(
-    "link", "a word of the catalog that cannot be read", "dropped with a line in the log; the shard serves on"
-)
+@fault("link", "an invalid message of the catalog", "dropped with a line in the log; the shard serves on")
 def test_a_word_of_the_catalog_that_is_none_is_refused() -> None:
     rig = Rig(msgspec.structs.replace(SMALL, shard=1, max_topics=10), shards=2)
     with pytest.raises(wire.BadMessage):
@@ -121,7 +119,7 @@ def test_a_word_of_the_catalog_that_is_none_is_refused() -> None:
 @fault(
     "log file",
     "a log file cut inside the head of an envelope, after damage",
-    "torn or rotten, as any other cut",
+    "torn or corrupt, as with any other cut",
 )
 def test_the_magic_of_an_envelope_in_the_last_bytes_of_a_file() -> None:
     salt = 5
@@ -152,17 +150,17 @@ def test_an_intent_with_a_path_that_is_no_text_is_corrupt() -> None:
         pending_intents(disk, META_DIR)
 
 
-# -- lengths that nobody has memory for --------------------------------------------------------------------
+# -- huge lengths ------------------------------------------------------------------------------------------
 
 
 @fault("client", "a Content-Length of 2^60", "refused before a byte of the body is waited for")
 def test_a_content_length_of_2_to_the_60() -> None:
     head = b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n{"
-    assert _statuses(head % HUGE) == [400]  # beyond what any length can mean
+    assert _statuses(head % HUGE) == [400]  # beyond any valid length
     assert _statuses(head % (1 << 49)) == [413]
 
 
-@fault("client", "a chunk of 2^47 bytes", "413 once the bound is passed; nothing is kept for it")
+@fault("client", "a chunk of 2^47 bytes", "413 once the limit is passed; nothing is allocated for it")
 def test_a_chunk_that_nobody_has_memory_for() -> None:
     head = b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert _statuses(head + b"7fffffffffff\r\n" + b"x" * 8000) == [413]
@@ -231,7 +229,7 @@ def test_a_length_field_that_nobody_has_memory_for(kind: int, content: bytes) ->
             run_one(TARGETS["files"], bytes([kind, 2 | digest_agrees]) + content + bytes(8))
 
 
-# -- bodies that everybody thinks of -----------------------------------------------------------------------
+# -- well-known bad bodies ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

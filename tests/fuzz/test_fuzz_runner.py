@@ -1,6 +1,6 @@
-"""Goal: a target that fails is noticed, whatever way it fails, and its input can be had again.
+"""Goal: a failing target is noticed however it fails, and its input can be replayed.
 
-Method: targets made to fail: by an exception, by never ending, by asking for memory; and a mutator that must repeat
+Method: targets that fail by an exception, an endless loop or a huge allocation; and a mutator that must repeat
 itself for a seed.
 """
 
@@ -29,7 +29,7 @@ from tests.fuzz.runner import (
     run_all,
     run_one,
 )
-from tests.fuzz.targets.directory import judge
+from tests.fuzz.targets.directory import check_records
 from tests.support.engine_harness import Harness
 
 
@@ -91,7 +91,7 @@ def test_a_seed_repeats_itself_and_another_does_not() -> None:
     assert first == again
     assert first != list(mutations(target, 8, count=200))
     assert len(set(first)) > 150
-    assert any(b"word" in data for data in first), "words of the format are used"
+    assert any(b"word" in data for data in first), "tokens of the format are used"
     assert run_all(target, first) == 200
 
 
@@ -107,35 +107,35 @@ def test_choices_run_out_into_the_first_ones() -> None:
     assert (choices.number(1000), choices.byte(), choices.bytes(3)) == (0, 0, b"")
 
 
-# -- the judges see what they are there for ----------------------------------------------------------------
+# -- the targets' own checks notice errors -----------------------------------------------------------------
 
 
-def test_the_judge_of_directories_sees_a_record_that_differs() -> None:
+def test_the_check_of_directories_notices_a_record_that_differs() -> None:
     image = copy.deepcopy(images()[0])
     h = Harness(image.config, disk=image.disk({}))
-    judge(h, image, {})
+    check_records(h, image, {})
     written = image.written["plain"]
     written[4] = written[4]._replace(payload=b"another")
     with pytest.raises(AssertionError, match="instead of"):
-        judge(h, image, {})
+        check_records(h, image, {})
     del written[4]
     with pytest.raises(AssertionError, match="never written"):
-        judge(h, image, {})
+        check_records(h, image, {})
 
 
-def test_the_judge_of_directories_sees_a_record_that_is_gone_and_one_that_is_back() -> None:
+def test_the_check_of_directories_notices_a_record_that_is_gone_and_one_that_is_back() -> None:
     image = copy.deepcopy(images()[0])
     h = Harness(image.config, disk=image.disk({}))
     image.live["plain"].add(2)  # which was deleted
-    with pytest.raises(AssertionError, match="gone without a word"):
-        judge(h, image, {})
+    with pytest.raises(AssertionError, match="missing without a report"):
+        check_records(h, image, {})
     image.live["plain"] -= {2, 4}
-    with pytest.raises(AssertionError, match="were deleted and are back"):
-        judge(h, image, {})
+    with pytest.raises(AssertionError, match=r"deleted records .* are back"):
+        check_records(h, image, {})
     image.written["more"] = {}
     image.live["plain"].add(4)
-    with pytest.raises(AssertionError, match="more is gone without a word"):
-        judge(h, image, {})
+    with pytest.raises(AssertionError, match="more is missing without a report"):
+        check_records(h, image, {})
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,6 @@ def test_the_judge_of_directories_sees_a_record_that_is_gone_and_one_that_is_bac
         b"nonsense",
     ],
 )
-def test_the_judge_of_answers_sees_one_outside_the_contract(out: bytes) -> None:
+def test_the_check_of_answers_notices_one_outside_the_contract(out: bytes) -> None:
     with pytest.raises((AssertionError, TypeError, KeyError)):
         read_answers(out, 0)

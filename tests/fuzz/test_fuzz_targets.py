@@ -1,8 +1,8 @@
-"""Goal: no bytes, wherever they come from, bring down a process, change a record, or get an answer outside the contract.
+"""Goal: no input, wherever it comes from, crashes a process, changes a record, or gets an answer outside the contract.
 
-Method: each target is fed with its kept inputs, with mutations of good inputs from a fixed seed, and for a moment with
-mutations from the seed of the run, which `--long` draws afresh. What each must hold is in its module. A failure writes its input to a file
-and prints the command that shows it again.
+Method: each target runs its stored inputs, mutations of valid inputs from a fixed seed, and some
+mutations from the seed of the run, which `--long` draws anew. What each target checks is described in its module. A failure writes its input to a file
+and prints the command that replays it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _FAULTS = {
             "the records written, losses announced, read-only, or refused",
         ),
     ],
-    "handed": [
+    "job_files": [
         fault(
             "disk",
             "arbitrary bytes in a manifest, its dead rows, a pin, a plan, a sidecar, or a transaction's file",
@@ -121,7 +121,7 @@ _FAULTS = {
 
 
 def _every_target() -> list[object]:
-    assert set(_FAULTS) == set(TARGETS), "every target says which faults it shows"
+    assert set(_FAULTS) == set(TARGETS), "every target names the faults that it shows"
     return [pytest.param(name, id=name, marks=marks) for name, marks in _FAULTS.items()]
 
 

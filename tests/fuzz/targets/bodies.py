@@ -1,7 +1,7 @@
-"""Request bodies: is every body answered as the contract says, and is nothing changed by one that is refused?
+"""Request bodies: every body is answered as the contract says, and a refused one changes nothing.
 
-The first byte of an input chooses what is asked, the second how: with the rest as the body itself, or as choices that
-make one from the grammar of JSON around the fields that the requests know.
+The first byte of an input selects the operation, the second how: the rest is the body itself, or choices that
+generate one from the grammar of JSON and the requests' own fields.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def run(data: bytes) -> None:
     assert reply.status < 500
     if reply.kind == wire.JSON:
         code = check_answer(reply.status, bytes(reply.body))
-        json.loads(bytes(reply.body))  # strict enough to see what is no JSON
+        json.loads(bytes(reply.body))  # fails if the answer is not valid JSON
         if code:
-            assert _state(rig) == before, f"{code}, and something has changed"
+            assert _state(rig) == before, f"{code}, but the state has changed"
     good = rig.ask(wire.WRITE, "afterwards", {"records": [{"data": 1}]})
     assert good is not None and good.status == 201
 
@@ -165,7 +165,7 @@ def _ask(rig: Rig, op: int, topic: str, body: bytes, args: wire.Args, flags: int
 
 
 def _state(rig: Rig) -> list[object]:
-    """What a refused request may not change."""
+    """The state that a refused request must not change."""
     rows = []
     for name, log in sorted(rig.core.engine.shard.state.published.items()):
         view = log.view
@@ -196,7 +196,7 @@ def _args(choices: Choices) -> wire.Args:
     )
 
 
-# -- JSON from choices -------------------------------------------------------------------------------------
+# -- JSON generated from choices ---------------------------------------------------------------------------
 
 
 def _value(choices: Choices, depth: int) -> bytes:
@@ -213,7 +213,7 @@ def _value(choices: Choices, depth: int) -> bytes:
 
 
 def _object(choices: Choices, depth: int, blank: bytes) -> bytes:
-    """Members may come twice, and a list of records is made as often as not."""
+    """Members may occur twice, and a list of records is made half of the time."""
     members = []
     for _ in range(1 + choices.number(4)):
         name = _FIELDS[choices.number(len(_FIELDS))].encode()

@@ -1,8 +1,8 @@
-"""A whole data directory with bytes changed: does a start give the records that were written, or say what is missing?
+"""A data directory with changed bytes: a start serves the records that were written, or reports what is missing.
 
-An input is a list of edits to the files of an image. Whatever they are, the engine opens or refuses by a documented
-error; every record that it then serves must be one that was written, and every one that it does not serve must be
-announced, or the shard must say that it is damaged.
+An input is a list of edits to the files of an image. Whatever they are, the engine opens, or refuses with a documented
+error; every record that it serves must have been written, and every one that it does not serve must be
+announced as lost, or the shard must report that it is damaged.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(data: bytes) -> None:
         h = Harness(image.config, disk=image.disk(changed))
     except _REFUSALS:
         return
-    judge(h, image, changed)
+    check_records(h, image, changed)
 
 
 def _edit(image: Image, changed: dict[str, bytes | None], choices: Choices) -> None:
@@ -60,56 +60,58 @@ def _edit(image: Image, changed: dict[str, bytes | None], choices: Choices) -> N
     changed[path] = bytes(data)
 
 
-class Said:
-    """What the start said of the damage, and so what may be missing."""
+class StartReport:
+    """What the start reported, and so what may be missing."""
 
     def __init__(self, h: Harness, changed: dict[str, bytes | None]) -> None:
         self.read_only = h.engine.shard.state.read_only is not None
-        # Rot in the newest entries looks like a write that a power cut stopped: docs/fuzzing.md.
+        # Damage in the newest entries looks like a write that a power cut tore: docs/fuzzing.md.
         self.cut = any(path.endswith(".log") for path in changed)
         self.aside = h.disk.exists("lost+found")
 
 
-def judge(h: Harness, image: Image, changed: dict[str, bytes | None]) -> None:
-    """What a damaged directory may give: the truth, with holes that are announced."""
-    said = Said(h, changed)
+def check_records(h: Harness, image: Image, changed: dict[str, bytes | None]) -> None:
+    """Compare a damaged directory's records with the original ones; gaps must be announced."""
+    report = StartReport(h, changed)
     for topic, written in image.written.items():
         log = h.engine.shard.state.published.get(topic)
         if log is None:
-            assert said.read_only or said.cut or said.aside, f"{topic} is gone without a word"
+            assert report.read_only or report.cut or report.aside, f"{topic} is missing without a report"
             continue
         try:
             rows, gaps = read_all(h, topic)
         except TopicsError as error:
-            # A shard that does not know its newest records does not say which those are.
-            assert isinstance(error, _REFUSALS) or (said.read_only and isinstance(error, ShardReadOnly)), (
+            # A shard that may have lost its newest records does not know which.
+            assert isinstance(error, _REFUSALS) or (report.read_only and isinstance(error, ShardReadOnly)), (
                 f"{topic}: {error!r}"
             )
             continue
         found = {row.seq for row in rows}
-        assert len(found) == len(rows), f"{topic}: a record comes twice"
+        assert len(found) == len(rows), f"{topic}: a record is there twice"
         for row in rows:
             _check_row(topic, row, written, image.erased[topic])
         missing = {
             seq for seq in image.live[topic] - found if not any(low <= seq <= high for low, high in gaps)
         }
-        if missing and not said.read_only:
-            assert said.cut and min(missing) > max(found, default=0), (
-                f"{topic}: {sorted(missing)} are gone without a word"
+        if missing and not report.read_only:
+            assert report.cut and min(missing) > max(found, default=0), (
+                f"{topic}: {sorted(missing)} are missing without a report"
             )
         risen = found - image.live[topic]
-        assert not risen or said.read_only or said.cut, f"{topic}: {sorted(risen)} were deleted and are back"
+        assert not risen or report.read_only or report.cut, (
+            f"{topic}: deleted records {sorted(risen)} are back"
+        )
 
 
 def _check_row(topic: str, row: Row, written: dict[int, Row], erased: set[int]) -> None:
     assert row.seq in written, f"{topic}: a record that was never written: {row}"
     wanted = written[row.seq]
-    assert row.seq not in erased, f"{topic}: {row.seq} was erased and is back"
+    assert row.seq not in erased, f"{topic}: erased record {row.seq} is back"
     assert row == wanted, f"{topic}: {row} instead of {wanted}"
 
 
 def seeds() -> list[bytes]:
-    """One edit to each file of each image; the kinds take turns."""
+    """One edit to each file of each image; the kinds of edits take turns."""
     made = []
     for i, image in enumerate(images()):
         for number, path in enumerate(image.paths):

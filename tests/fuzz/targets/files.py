@@ -1,8 +1,8 @@
-"""The files of a data directory one by one: does each reader refuse damage by name, without asking for absurd memory?
+"""The files of a data directory one by one: each reader refuses damage with a documented error, without huge allocations.
 
-An input names a file of an image and brings its new contents or an edit of the old ones. With an odd second byte the
-digest at the end of the file is made to agree again, so that what it protects is read as well. `topics inspect` must
-have something to say about every one of them.
+An input names a file of an image and gives its new contents or an edit of the old ones. With an odd second byte the
+digest at the end of the file is corrected, so that the contents behind it are parsed as well. `topics inspect` must
+show something of every one of them.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def run(data: bytes) -> None:
 
 
 def check_inspection(disk: Disk, path: str, from_seq: int | None) -> None:
-    """What `topics inspect` shows of a file is an answer, whatever is in it."""
+    """`topics inspect` must show any file, whatever is in it."""
     found = inspect(disk, path, records=2, from_seq=from_seq)
     assert found.sound == (not found.problems)
     assert json_text(found) and lines(found)
 
 
 def _good(kind: str, number: int) -> tuple[str, bytes]:
-    """One of the good files of a kind."""
+    """One of the valid files of a kind."""
     if kind == "intent":
         disk = SimDisk(1)
         write_intent(disk, META_DIR, 1, [("a/b", 3, b"xyz"), ("c", 0, b"")])
@@ -97,7 +97,7 @@ def _put(disk: SimDisk, path: str, data: bytes) -> None:
 
 
 def _segment(disk: SimDisk, path: str) -> tuple[str, SegmentMeta]:
-    """As much as the file has: the lengths of a snapshot that knows this file."""
+    """As long as the file is: the lengths that a snapshot with this file would have."""
     folder, _, name = path.rpartition("/")
     parsed = parse_segment_name(name)
     assert parsed is not None
@@ -155,7 +155,7 @@ def _read_log(disk: SimDisk, path: str) -> None:
 
 
 def _read_data(disk: SimDisk, path: str) -> None:
-    """As when the index is damaged and made again from the records."""
+    """As when a damaged index is rebuilt from the records."""
     folder, meta = _segment(disk, path)
     meta.rows = 4
     handle = disk.open(path)
@@ -164,7 +164,7 @@ def _read_data(disk: SimDisk, path: str) -> None:
     assert len(content.rows) == 4
     for row in content.rows[content.rows["length"] > 0]:
         at, length = int(row["offset"]), int(row["length"])
-        assert frame_is_valid(data[at : at + length]), "a row points to what is no record"
+        assert frame_is_valid(data[at : at + length]), "a row points to an invalid frame"
 
 
 _READERS: dict[str, Callable[[SimDisk, str], None]] = {

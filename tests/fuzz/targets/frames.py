@@ -1,7 +1,7 @@
-"""Frames: does decoding give back what was encoded, and are arbitrary bytes a valid frame or refused?
+"""Frames: decoding returns what was encoded, and arbitrary bytes are a valid frame or refused.
 
-An input whose first byte is even is a recipe for records, which are encoded and decoded. Any other is taken for bytes on
-a disk: followed as a stream of frames, and looked at frame by frame.
+An input whose first byte is even describes records, which are encoded and decoded. Any other is read as bytes of
+a disk: as a stream of frames, and frame by frame.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run(data: bytes) -> None:
         _read(data[1:])
 
 
-# -- what was encoded comes back ---------------------------------------------------------------------------
+# -- encode and decode -------------------------------------------------------------------------------------
 
 
 def _encode_and_decode(choices: Choices) -> None:
@@ -48,7 +48,7 @@ def _encode_and_decode(choices: Choices) -> None:
 
 def _records(choices: Choices) -> Records:
     count = 1 + choices.number(20)
-    same = choices.byte() % 2  # records of one size are looked at many at once
+    same = choices.byte() % 2  # records of one size are decoded in a vectorised way
     payload = choices.bytes(choices.number(64))
     records = Records([payload if same else choices.bytes(choices.number(64)) for _ in range(count)])
     chosen = choices.byte()
@@ -103,13 +103,13 @@ def _read(data: bytes) -> None:
     assert starts == sorted(set(starts)) and all(0 <= start < len(data) for start in starts)
     ends = [*starts[1:], len(data)]
     for i, (start, end) in enumerate(zip(starts, ends)):
-        assert start + 4 + int(columns.headers["length"][i]) == end, "frames lie back to back"
+        assert start + 4 + int(columns.headers["length"][i]) == end, "there is a gap between two frames"
         if frames.frame_is_valid(data[start:end]):
             _check_same(data[start:end])
 
 
 def _check_same(frame: bytes) -> None:
-    """A valid frame, taken apart and put together again, is the same."""
+    """A valid frame, decoded and encoded again, is the same."""
     head, body = frame[: frames.HEADER_BYTES], frame[frames.HEADER_BYTES : -frames.DIGEST_BYTES]
     again = frames.HEADER.pack(*frames.HEADER.unpack(head)) + body
     assert again + frames.xxh3_64_digest(again) == frame

@@ -1,7 +1,7 @@
-"""Bytes of an HTTP/1 client: is every request answered as the contract says, however its bytes arrive?
+"""Bytes of an HTTP/1 client: every request is answered as the contract says, however its bytes arrive.
 
-The first byte of an input says how: with keys or without, and where the input is cut. The rest goes over the connection
-four times: whole, byte by byte, cut at random, and without the fast path; the answers must be the same.
+The first byte of an input says how: with keys or without, and where the input is cut. The rest is sent
+four times: in one piece, byte by byte, cut at random, and without the fast path; the answers must be the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _compare(whole: list[Answer], other: list[Answer], how: str) -> None:
     shown = f"{[(a.status, a.code) for a in whole]} at once, {[(a.status, a.code) for a in other]} {how}"
     assert len(whole) == len(other), shown
     for a, b in zip(whole, other):
-        # A request that is wrong in two ways, and ends its connection, is refused for the one that is seen first.
+        # A request with two mistakes that end its connection is refused for the one that is noticed first.
         if a.status >= 400 and b.status >= 400 and not a.stays and not b.stays:
             continue
         assert (a.status, a.body) == (b.status, b.body), f"{shown}: {a.body!r} {b.body!r}"

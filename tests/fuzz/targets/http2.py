@@ -1,7 +1,7 @@
-"""Bytes of an HTTP/2 client: is every stream answered at most once, and the connection always left in good order?
+"""Bytes of an HTTP/2 client: every stream is answered at most once, and the connection stays consistent.
 
-An input is what follows the preface. It is sent whole and in pieces; what comes back must be frames, its header blocks
-must decode in their order, and every status must be one of the contract.
+An input is what follows the preface. It is sent in one piece and in several; the answer must consist of frames, its header blocks
+must decode in order, and every status must be one of the contract.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ def _drive(parts: Iterable[bytes]) -> None:
     with logged_errors() as errors:
         out = _LOOP.run_until_complete(drive())
     assert not errors, errors
-    if not out.startswith(b"HTTP/1.1 "):  # it was cut inside the preface
+    if not out.startswith(b"HTTP/1.1 "):  # the input was cut inside the preface
         _check(out)
 
 
 def _check(out: bytes) -> None:
-    """Every stream: one final status, its body, an end; and nothing after that but a reset."""
+    """Every stream: one final status, its body, an end; after that at most a reset."""
     statuses: dict[int, int] = {}
     bodies: dict[int, bytes] = {}
     ended: set[int] = set()
     decoder = Decoder()
-    decoder.max_allowed_table_size = 1 << 32  # an input may have offered as much
+    decoder.max_allowed_table_size = 1 << 32  # an input may have offered this much
     for frame in _frames(out):
         number = frame.stream_id
         if isinstance(frame, HeadersFrame):
-            assert "END_HEADERS" in frame.flags, "our heads are short"
+            assert "END_HEADERS" in frame.flags, "the server's header blocks fit into one frame"
             status = int(dict(decoder.decode(frame.data, raw=True))[b":status"])
             if status == 100:
                 continue

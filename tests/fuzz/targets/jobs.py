@@ -1,7 +1,7 @@
-"""Queues and consumers: is every call answered as the contract says, whatever its body is and whatever came before it?
+"""Queues and consumers: every call is answered as the contract says, whatever its body and the calls before it.
 
-An input is a walk of calls over one queue and one log, with jumps of the clock and a restart between them. Bodies are
-made of the fields that a call knows, with values that fit more often than not. Every invariant is checked in every turn.
+An input is a sequence of calls on one queue and one log, with jumps of the clock and a restart in between. Bodies
+consist of the fields of the call, with values that are mostly valid. All invariants are checked in every turn.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _call(rig: Rig, choices: Choices, how: int) -> None:
     rig.rest()
     reply = rig.replies.get(key)
     if reply is None:
-        return  # it waits, and is answered or not when the clock has jumped
+        return  # it waits, and may be answered when the clock has jumped
     assert reply.status < 500, bytes(reply.body)
     check_answer(reply.status, bytes(reply.body))
     if op == wire.CLAIM and reply.status == 200:
@@ -140,13 +140,13 @@ def _call(rig: Rig, choices: Choices, how: int) -> None:
 
 
 def _chosen(choices: Choices, values: tuple[object, ...]) -> object:
-    """The first ones are what fits, and come most often."""
+    """The first values are the valid ones, and are chosen most often."""
     number = choices.byte()
     return values[number % 2 if number < 128 and len(values) > 1 else number % len(values)]
 
 
 def seeds() -> list[bytes]:
-    """Walks over all calls: in order, again and again the same, and with jumps and restarts between."""
+    """Sequences of all calls: in order, the same one repeatedly, and with jumps and restarts in between."""
     made: list[bytes] = []
     for i, (_, fields) in enumerate(CALLS):
         for how in (0x04, 0x05, 0x06, 0x0C):

@@ -1,7 +1,7 @@
-"""Messages between processes: does a message that is not one leave everybody serving?
+"""Messages between processes: after an invalid message the receiver continues to serve.
 
-The first byte of an input says who gets the rest: a shard (as a message of its front, of another shard, of the catalog),
-a front, or the control channel. Afterwards a good request must still work.
+The first byte of an input selects the receiver: a shard (a message from its front, another shard, or the catalog),
+a front, or the control channel. Afterwards a valid request must still work.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _STATUSES = {200, 201, 204} | set(STATUS.values())
 
 def run(data: bytes) -> None:
     who, data = (data[0], data[1:]) if data else (0, b"")
-    with logged_errors():  # the other side is ours and has a bug, which is worth a line in the log
+    with logged_errors():  # an invalid message means that the sender has a bug: it is logged
         _RUNS[who % len(_RUNS)](data)
 
 
 def _codec(data: bytes) -> None:
-    """Both readers take the message apart, or refuse it."""
+    """Both decoders parse the message or refuse it."""
     for read in (wire.read_requests, wire.read_replies):
         try:
             wire.read_message_head(data)
@@ -52,7 +52,7 @@ def _encoded(item: wire.Request | wire.Reply) -> bytes:
 
 
 def _without_padding(read: object, data: bytes) -> bytes:
-    """A reply has a byte that nobody reads."""
+    """A reply has one padding byte, which no reader uses."""
     if read is wire.read_requests:
         return data
     made, at = bytearray(data), wire.MESSAGE_BYTES
@@ -73,7 +73,7 @@ def _to_shard(data: bytes) -> None:
 
 
 def _to_catalog(data: bytes) -> None:
-    """A report of another shard, whose head is good."""
+    """A report of another shard with a valid head."""
     rig = _rig(shards=3)
     head = wire.request_head(0, 0, 0, wire.CATALOG, 0, b"", b"", len(data))
     rig.core.receive(WORKER + b"1", wire.message_head(rig.incarnation) + head + data)
@@ -85,7 +85,7 @@ def _to_catalog(data: bytes) -> None:
 
 
 def _to_other_shard(data: bytes) -> None:
-    """What should be a word of the catalog, at a shard that does not host one."""
+    """A message that should come from the catalog, at a shard that does not host it."""
     rig = _rig(shard=1, shards=2)
     rig.core.set_peers({0: 1})
     try:
@@ -100,7 +100,7 @@ def _to_other_shard(data: bytes) -> None:
         pass
     rig.rest()
     assert rig.ask(wire.READY) is not None
-    # A report that went to the wrong shard does not end it either.
+    # A report that reaches the wrong shard must not stop it either.
     head = wire.request_head(0, 0, 0, wire.CATALOG, 0, b"", b"", len(data))
     rig.core.receive(WORKER + b"1", wire.message_head(rig.incarnation) + head + data)
     assert rig.ask(wire.READY) is not None
@@ -134,8 +134,8 @@ def _to_control(data: bytes) -> None:
     assert found == expected
 
 
-class OpenRig(Rig):
-    """A shard whose answers are only looked at: an input may use one number for two requests."""
+class LenientRig(Rig):
+    """A shard whose replies are only inspected: an input may use one number for two requests."""
 
     def _keep(self, peer: bytes, parts: list[wire.Buffer]) -> None:
         for reply in map(as_answer, wire.read_replies(bytes(parts[0]), *parts[1:])):
@@ -145,7 +145,7 @@ class OpenRig(Rig):
 
 def _rig(shard: int = 0, shards: int = 1) -> Rig:
     config = msgspec.structs.replace(SMALL, shard=shard, max_topics=100, max_total_bytes=1 << 20)
-    return OpenRig(config, shards=shards)
+    return LenientRig(config, shards=shards)
 
 
 def _still_serves(rig: Rig) -> None:

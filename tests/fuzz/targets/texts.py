@@ -1,7 +1,7 @@
 """Texts that people write: settings, API keys, query strings, cursors and percent-encoded names.
 
-The first byte of an input chooses the reader. Numbers are forgiving and never fail; keys are refused without showing a
-secret; a cursor is one of ours or refused.
+The first byte of an input selects the parser. Invalid numbers fall back to defaults; invalid keys are refused without showing a
+secret; a cursor is valid or refused.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def run(data: bytes) -> None:
 
 
 def _settings(data: bytes) -> None:
-    """Lines of NAME=value, as an environment brings them."""
+    """Lines of NAME=value, like an environment."""
     environ: dict[str, str] = {}
     for line in data.split(b"\n"):
         name, _, value = line.replace(b"\0", b"").decode("utf-8", "surrogateescape").partition("=")
         environ[name] = value
-        if name.isascii() and name.isdigit():  # a short way to name a variable
+        if name.isascii() and name.isdigit():  # short for the name of a variable
             environ[settings.variable(_NAMES[int(name[:3]) % len(_NAMES)])] = value
     found = Settings.from_env(environ)
     for name, meta in _BOUNDS.items():
@@ -58,7 +58,7 @@ def _settings(data: bytes) -> None:
 
 
 def _numeric(host: str, *_: object, **__: object) -> list[Any]:
-    """The resolver for addresses alone: names would ask the network."""
+    """A resolver of numeric addresses only: names would be asked of the network."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -98,7 +98,7 @@ def _query(data: bytes) -> None:
 
 
 def _place(data: bytes) -> None:
-    """A name that is percent-encoded in a path comes out as it went in."""
+    """A percent-encoded name in a path is decoded to the original."""
     gate = Admission(Services(None, Settings(), int, "0", 0), [], int, lambda *_: False)  # type: ignore[arg-type]
     methods, topic, *_ = gate._match(b"/v0/topics/" + quote_from_bytes(data, safe="").encode())
     assert topic == data and (methods is not None) == bool(data)

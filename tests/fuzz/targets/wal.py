@@ -1,7 +1,7 @@
-"""Log files: does a scan of arbitrary contents end in a verdict, and is every envelope that it finds a whole one?
+"""Log files: a scan of arbitrary contents ends with a verdict, and every envelope that it finds is complete.
 
-With an odd first byte the digest of the file's header, and with the next bit that of every envelope, is made to agree
-again after the change, so that the input gets past it.
+With an odd first byte the digest of the file header is corrected, and with the next bit that of every envelope,
+so that the scan gets past it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def run(data: bytes) -> None:
         assert head >= last and head % 8 == 0 and envelope.end <= len(data)
         body = data[envelope.start : envelope.end]
         again = wal.encode_envelope(found.salt, envelope.lsn, envelope.prev_lsn, envelope.synced_lsn, body)
-        assert again == data[head : envelope.end], "an envelope is not what it was read as"
+        assert again == data[head : envelope.end], "an envelope encodes to other bytes than it was read from"
         last = envelope.end
         try:
             decode(data, [envelope])
         except (ValueError, IndexError, struct.error):
-            pass  # whole, by its digest, and still not made of frames: nobody wrote that
+            pass  # valid by its digest, but not made of frames: no engine wrote it
     assert found.bad_at == sorted(set(found.bad_at))
     assert all(at >= wal.FILE_HEADER_BYTES for at in found.bad_at)
 

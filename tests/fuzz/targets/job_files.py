@@ -1,8 +1,8 @@
-"""What server and jobs hand to each other through files: manifests, dead rows, pins, plans, sidecars, staged transactions.
+"""Files that server and Spark jobs exchange: manifests, dead rows, pins, plans, sidecars, staged transactions.
 
-An input names a kind and brings new contents or an edit of good ones; with an odd second byte the digest is made to agree again,
-so that what it protects is read as well. Each reader takes it or refuses it by name, whoever wrote it, and what it takes has the
-shape that everybody relies on.
+An input names a kind and gives new contents or an edit of valid ones; with an odd second byte the digest is corrected,
+so that the contents behind it are parsed as well. Each reader accepts the file or refuses it with a documented error, and what it accepts has
+the structure that its users rely on.
 """
 
 from __future__ import annotations
@@ -180,4 +180,4 @@ TOKENS = (
     b"\\ud800",
     b"../x",
 )
-TARGET = Target("handed", run, seeds, TOKENS, rounds=4000)
+TARGET = Target("job_files", run, seeds, TOKENS, rounds=4000)
