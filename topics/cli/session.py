@@ -89,10 +89,13 @@ class Session:
 
 
 def as_plain(result: Any) -> Any:
-    plain = msgspec.to_builtins(result)
-    if isinstance(plain, dict):
-        plain.pop("performance", None)
-    return plain
+    """Every field by its name in JSON, also those with their defaults, which responses leave out."""
+    if isinstance(result, list):
+        return [as_plain(one) for one in result]
+    if not isinstance(result, msgspec.Struct):
+        return msgspec.to_builtins(result)
+    fields = msgspec.structs.fields(result)
+    return {f.encode_name: as_plain(getattr(result, f.name)) for f in fields if f.name != "performance"}
 
 
 def as_text(name: str, value: Any) -> str:

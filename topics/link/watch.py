@@ -26,7 +26,6 @@ import msgspec
 from topics.engine.commands.topics import Tombstone
 
 PAGES_AHEAD = 2
-WATCH_TOPICS_MAX = 256  # names and patterns in one request
 STREAM_TOPICS_MAX = 10_000  # topics that one stream follows, patterns included
 SESSION_TTL_MS = 300_000
 # An event id names the cursors of all topics up to this many; beyond it, only those changed since the last save.

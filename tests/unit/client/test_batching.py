@@ -107,7 +107,16 @@ class Topic:
         if self._dice.random() < 0.2:
             return errors.Disconnected("u", "gone", "unknown")
         first = self._keys[key]
-        written = Written(topic="t", first_seq=first, last_seq=first + len(values) - 1, head_seq=0, count=0)
+        written = Written(
+            topic="t",
+            first_seq=first,
+            last_seq=first + len(values) - 1,
+            head_seq=0,
+            count=0,
+            created=False,
+            deduped=False,
+            performance={"server_total_ms": 0.0, "wal_append_ms": 0.0, "fsync_ms": 0.0},
+        )
         return Response(200, msgspec.json.encode(written))
 
 

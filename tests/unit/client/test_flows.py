@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from topics.client import errors
-from topics.client.answers import Written
 from topics.client.calls import as_ms, health, write
 from topics.client.flows import Core, Flow, Repeat, Request, Response, Retries, Send, Sleep, with_query
 from topics.client.patterns import is_pattern, matches, prefix_of
@@ -57,7 +56,11 @@ def cut(outcome: errors.Outcome = "unknown") -> errors.Disconnected:
     return errors.Disconnected(URL, "the connection broke", outcome)
 
 
-OK = Response(200, msgspec.json.encode(Written(topic="t", first_seq=1, last_seq=1, head_seq=1, count=1)))
+OK = Response(
+    200,
+    b'{"topic":"t","first_seq":1,"last_seq":1,"head_seq":1,"count":1,"created":false,"deduped":false,"performance":'
+    b'{"server_total_ms":0.1,"wal_append_ms":0.1,"fsync_ms":0.0}}',
+)
 NOT_READY = refusal(503, "not_ready", "1")
 
 

@@ -26,7 +26,16 @@ def made(wid: str = "1", **cursors: int) -> Response:
         for name, seq in cursors.items()
     }
     return Response(
-        200, msgspec.json.encode({"wid": wid, "stream_url": f"/v0/watch/{wid}", "topics": topics})
+        200,
+        msgspec.json.encode(
+            {
+                "wid": wid,
+                "stream_url": f"/v0/watch/{wid}",
+                "session_ttl_ms": 300_000,
+                "topics": topics,
+                "performance": {"server_total_ms": 0.1},
+            }
+        ),
     )
 
 

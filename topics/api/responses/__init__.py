@@ -1,1 +1,1 @@
-"""JSON response bodies, as msgspec types; the OpenAPI document is generated from them."""
+"""JSON response bodies, as msgspec types: the server encodes them, the client decodes them, the OpenAPI document describes them."""

@@ -1,192 +1,182 @@
-"""Responses about queues and consumers."""
+"""Responses about queues and consumers. Those to claims and acks are built from bytes, in this form."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, NotRequired, TypedDict
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import field
 
-from topics.api.responses.records import Count, Milliseconds, NextCursor, Performance, Seq, TimeMs, Tombstone
+from topics.api.config import ConsumerSettings
+from topics.api.fields import (
+    ALWAYS,
+    HIDDEN,
+    Answer,
+    Count,
+    Milliseconds,
+    NextCursor,
+    Seq,
+    TimeMs,
+    doc,
+)
+from topics.api.responses.records import Performance, Record, Tombstone
 
 LeaseId = Annotated[
-    str,
-    Meta(
-        pattern="^lease_[0-9a-f]{1,16}$", description="Identifies this delivery; see `lease_ids` of an ack."
-    ),
+    str, doc("Identifies this delivery; see `lease_ids` of an ack.", pattern="^lease_[0-9a-f]{1,16}$")
 ]
-OfConsumer = Annotated[str, Meta(description="Named consumers only.")] | UnsetType
-Ready = Annotated[Count, Meta(description="Records ready for delivery after this request.")]
-InFlight = Annotated[Count, Meta(description="Records under an active lease.")]
-Skipped = Annotated[list[Count], Meta(description="Seqs on which `node` holds no such lease; unchanged.")]
+OfConsumer = Annotated[str, doc("Named consumers only.")] | None
+Ready = Annotated[Count, doc("Records ready for delivery after this request.")]
+InFlight = Annotated[Count, doc("Records under an active lease.")]
+Skipped = Annotated[list[Count], doc("Seqs on which `node` holds no such lease; unchanged.")]
+Deadlines = Annotated[dict[int, TimeMs], doc("Expiry of the lease, by seq.")]
 
 
-class SettlePerformance(Struct):
+class SettlePerformance(TypedDict):
     """Time spent on the request. `fsync_ms` is present if it waited for a sync."""
 
     server_total_ms: Milliseconds
-    fsync_ms: Milliseconds | UnsetType = UNSET
+    fsync_ms: NotRequired[Milliseconds]
 
 
-class Job(Struct):
+class Job(Record, kw_only=True):
     """A delivered record. Fields that it does not have are absent, never `null`."""
 
-    seq: Seq = field(name="$seq")
-    ts: Annotated[TimeMs, Meta(description="When it was written.")] = field(name="$ts")
-    deliveries: Annotated[int, Meta(ge=1, description="Number of deliveries, this one included.")]
-    lease_id: LeaseId | UnsetType = UNSET
-    deadline: Annotated[TimeMs, Meta(description="When the lease expires.")] | UnsetType = UNSET
-    tag: str | UnsetType = field(name="$tag", default=UNSET)
-    encoding: Literal["base64"] | UnsetType = field(name="$encoding", default=UNSET)
-    data: Any = UNSET
-    meta: Any = UNSET
-    headers: str | UnsetType = UNSET
-    bytes: Annotated[Count, Meta(description="Size of `data`, which `headers_only` omits.")] | UnsetType = (
-        UNSET
-    )
+    consumer: Annotated[str | None, HIDDEN] = None
+    holder: Annotated[str, HIDDEN] = ""  # the node that holds the lease
+    deliveries: Annotated[int, doc("Number of deliveries, this one included.", minimum=1), ALWAYS] = 1
+    lease_id: LeaseId = ""
+    deadline: Annotated[TimeMs, doc("When the lease expires.")] | None = None
+    node: Annotated[str | None, HIDDEN] = field(name="$node", default=None)
+    tag: str | None = field(name="$tag", default=None)
+    bytes: Annotated[Count, doc("Size of `data`, which `headers_only` omits.")] | None = None
 
 
-class Claimed(Struct):
+class Claimed(Answer, kw_only=True):
     """Jobs, ordered by seq. An empty list is normal."""
 
     topic: str
-    claimed: list[Job]
+    consumer: Annotated[str | None, HIDDEN] = None
+    jobs: list[Job] = field(name="claimed")
     count: Count
     ready: Ready
+    tombstone: Annotated[Tombstone | None, HIDDEN] = None
     performance: Performance
 
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self.jobs)
 
-class Fetched(Struct):
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+
+class Fetched(Claimed, kw_only=True):
     """Records, ordered by seq. An empty list is normal."""
 
-    topic: str
     consumer: str
-    claimed: list[Job]
-    count: Count
-    ready: Ready
-    tombstone: Annotated[Tombstone | None, Meta(description="Lost records that this consumer will not get.")]
-    performance: Performance
+    tombstone: Annotated[Tombstone | None, doc("Lost records that this consumer will not get.")]
 
 
-class Acked(Struct):
+class SettledPart(Answer, kw_only=True):
+    """The response to an ack, nack, extend or term: its kinds have different counts."""
+
+    topic: str
+    consumer: OfConsumer = None
+    acked: Annotated[int, HIDDEN] = 0
+    nacked: Annotated[int, HIDDEN] = 0
+    extended: Annotated[int, HIDDEN] = 0
+    termed: Annotated[int, HIDDEN] = 0
+    skipped: Skipped
+    deadlines: Annotated[dict[int, int], HIDDEN] = field(default_factory=dict)
+    ready: Annotated[int, HIDDEN] = 0
+    in_flight: Annotated[int, HIDDEN] = 0
+    performance: SettlePerformance
+
+
+class Acked(SettledPart, kw_only=True):
     """Acknowledged records."""
 
-    topic: str
     acked: Count
-    skipped: Skipped
     ready: Ready
     in_flight: InFlight
-    performance: SettlePerformance
-    consumer: OfConsumer = UNSET
 
 
-class Nacked(Struct):
+class Nacked(SettledPart, kw_only=True):
     """Records returned for redelivery."""
 
-    topic: str
     nacked: Count
-    skipped: Skipped
     ready: Ready
     in_flight: InFlight
-    performance: SettlePerformance
-    consumer: OfConsumer = UNSET
 
 
-class Extended(Struct):
+class Extended(SettledPart, kw_only=True):
     """Extended leases."""
 
-    topic: str
     extended: Count
-    skipped: Skipped
-    deadlines: Annotated[dict[str, TimeMs], Meta(description="Expiry of the lease, by seq.")]
-    performance: SettlePerformance
-    consumer: OfConsumer = UNSET
+    deadlines: Deadlines
 
 
-class Termed(Struct):
+class Termed(SettledPart, kw_only=True):
     """Records that will not be delivered again."""
 
-    topic: str
     consumer: str
     termed: Count
-    skipped: Skipped
     ready: Ready
     in_flight: InFlight
-    performance: SettlePerformance
 
 
-class ConsumerConfig(Struct):
-    """The effective configuration of a consumer."""
-
-    ack: Literal["none", "all", "explicit"]
-    ack_wait_ms: Annotated[int, Meta(ge=100, le=86_400_000)]
-    max_deliver: Count
-    backoff_ms: list[Count]
-    filter: Annotated[
-        list[tuple[Literal["tag"], Literal["Eq", "Glob", "Subject"], str]] | None,
-        Meta(description="A record must match any of these; null: every record."),
-    ]
-    deliver: Literal["all", "new", "last", "last_per_tag"] | dict[Literal["from_seq", "from_ts"], Count]
-    max_ack_pending: Count
-    max_waiting: Count
-    headers_only: bool
-    dead_letter: str | None
-    inactive_ttl_ms: Count
-    replay: Literal["instant", "original"]
-
-
-class ConsumerRow(Struct):
+class Consumer(Answer, kw_only=True):
     """Configuration, position and counters of a consumer."""
 
     topic: str
     consumer: str
-    config: ConsumerConfig
+    config: ConsumerSettings
     created_ts: TimeMs
-    next_seq: Annotated[Seq, Meta(description="First seq that has not been delivered.")]
-    ack_floor: Annotated[Count, Meta(description="All records up to this seq are acknowledged.")]
-    delivered: Annotated[Count, Meta(description="Deliveries, redeliveries included.")]
+    next_seq: Annotated[Seq, doc("First seq that has not been delivered.")]
+    ack_floor: Annotated[Count, doc("All records up to this seq are acknowledged.")]
+    delivered: Annotated[Count, doc("Deliveries, redeliveries included.")]
     redelivered: Count
     acked: Count
-    ack_pending: Annotated[Count, Meta(description="Records delivered and not yet acknowledged.")]
+    ack_pending: Annotated[Count, doc("Records delivered and not yet acknowledged.")]
     in_flight: InFlight
     dead_lettered: Count
     given_up: Annotated[
-        Count, Meta(description="Records that had their last delivery without a dead letter topic to go to.")
+        Count, doc("Records that had their last delivery without a dead letter topic to go to.")
     ]
-    waiting: Annotated[Count, Meta(description="Waiting fetches and streams.")]
-    lag_records: Annotated[Count, Meta(description="Matching live records that have not been delivered.")]
-    lag_ms: Annotated[Count, Meta(description="Age of the oldest of them.")]
+    waiting: Annotated[Count, doc("Waiting fetches and streams.")]
+    lag_records: Annotated[Count, doc("Matching live records that have not been delivered.")]
+    lag_ms: Annotated[Count, doc("Age of the oldest of them.")]
     last_activity_ts: TimeMs
     paused: bool
     paused_until_ts: TimeMs | None
-    stalled: Annotated[
-        bool, Meta(description="Whether records are waiting although `max_ack_pending` is reached.")
-    ]
-    tombstone: Annotated[Tombstone | None, Meta(description="The tombstone that the next fetch returns.")]
+    stalled: Annotated[bool, doc("Whether records are waiting although `max_ack_pending` is reached.")]
+    tombstone: Annotated[Tombstone | None, doc("The tombstone that the next fetch returns.")]
+    created: Annotated[bool, HIDDEN] = False
+    performance: Annotated[Performance, HIDDEN] = field(default_factory=dict)  # type: ignore[assignment]
 
 
-class Consumer(ConsumerRow):
+class ConsumerState(Consumer, kw_only=True):
     """Configuration, position and counters of a consumer."""
 
     performance: Performance
 
 
-class ConsumerPut(Consumer):
+class ConsumerPut(ConsumerState, kw_only=True):
     """A consumer that was created, or whose configuration was replaced."""
 
     created: bool
 
 
-class ConsumerList(Struct):
+class ConsumerList(Answer, kw_only=True):
     """Consumers, ordered by name."""
 
     topic: str
-    consumers: list[ConsumerRow]
+    consumers: list[Consumer]
+    next_cursor: NextCursor = None
     performance: Performance
-    next_cursor: NextCursor = UNSET
 
 
-class ConsumerDeleted(Struct):
+class ConsumerDeleted(Answer, kw_only=True):
     """`deleted` is false if the consumer did not exist."""
 
     topic: str
@@ -195,16 +185,16 @@ class ConsumerDeleted(Struct):
     performance: Performance
 
 
-class ConsumerReset(Struct):
+class ConsumerReset(Answer, kw_only=True):
     """The new position of the consumer; with `dry_run`, the position it would get."""
 
     topic: str
     consumer: str
     dry_run: bool
-    from_seq: Annotated[Seq, Meta(description="`next_seq` before.")]
-    to_seq: Annotated[Seq, Meta(description="`next_seq` after.")]
-    redelivers: Annotated[Count, Meta(description="Matching live records that will be delivered again.")]
-    skips: Annotated[Count, Meta(description="Matching live records that will not be delivered.")]
+    from_seq: Annotated[Seq, doc("`next_seq` before.")]
+    to_seq: Annotated[Seq, doc("`next_seq` after.")]
+    redelivers: Annotated[Count, doc("Matching live records that will be delivered again.")]
+    skips: Annotated[Count, doc("Matching live records that will not be delivered.")]
     performance: Performance
 
 
@@ -215,7 +205,7 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
     Nacked,
     Extended,
     Termed,
-    Consumer,
+    ConsumerState,
     ConsumerPut,
     ConsumerList,
     ConsumerDeleted,

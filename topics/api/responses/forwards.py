@@ -2,56 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct
 
-from topics.api.responses.records import Count, NextCursor, Performance
+from topics.api.config import PREDICATE
+from topics.api.fields import HIDDEN, Answer, Count, NextCursor, doc, one_of
+from topics.api.responses.records import Performance
 
-PREDICATE: dict[str, Any] = {
-    "type": "array",
-    "prefixItems": [{"const": "tag"}, {"enum": ["Eq", "Glob", "Subject"]}, {"type": "string"}],
-    "items": False,
-    "minItems": 3,
-}
 # The types cannot express a predicate or a list of predicates.
 EchoedFilter = Annotated[
     Any,
-    Meta(
-        description="A predicate, or a list of which any must match; null: every record.",
-        extra_json_schema={"anyOf": [PREDICATE, {"type": "array", "items": PREDICATE}, {"type": "null"}]},
+    doc(
+        "A predicate, or a list of which any must match; null: every record.",
+        anyOf=[PREDICATE, {"type": "array", "items": PREDICATE}, {"type": "null"}],
     ),
 ]
-Guarantee = Literal["at_least_once", "exactly_once"]
-ForwardedTotal = Annotated[Count, Meta(description="Copies made so far.")]
+Guarantee = Annotated[str, one_of("at_least_once", "exactly_once")]
+ForwardedTotal = Annotated[Count, doc("Copies made so far.")]
 
 
-class _Rule(Struct):
+class Router(Answer, kw_only=True):
     router: str
-    source: Annotated[str, Meta(description="A topic, or a pattern of topic names.")]
+    source: Annotated[str, doc("A topic, or a pattern of topic names.")]
     dest: str
     preserve_node: bool
     preserve_tag: bool
     filter: EchoedFilter
     allow_cycle: bool
     guarantee: Guarantee
+    created: Annotated[bool, HIDDEN] = False
+    forwarded_total: Annotated[int, HIDDEN] = 0
     performance: Performance
 
 
-class ForwardPut(_Rule):
+class RouterPut(Router, kw_only=True):
     """A router that was created or changed."""
 
     created: bool
 
 
-class Forward(_Rule):
+class RouterState(Router, kw_only=True):
     """A router."""
 
     forwarded_total: ForwardedTotal
 
 
-class ForwardRow(Struct):
+class RouterRow(Answer, kw_only=True):
     router: str
     source: str
     dest: str
@@ -59,15 +56,15 @@ class ForwardRow(Struct):
     forwarded_total: ForwardedTotal
 
 
-class ForwardList(Struct):
+class RouterList(Answer, kw_only=True):
     """Routers, ordered by name."""
 
-    routers: list[ForwardRow]
+    routers: list[RouterRow]
+    next_cursor: NextCursor = None
     performance: Performance
-    next_cursor: NextCursor = UNSET
 
 
-class ForwardDeleted(Struct):
+class RouterDeleted(Answer, kw_only=True):
     """`deleted` is false if the router did not exist."""
 
     router: str
@@ -75,4 +72,4 @@ class ForwardDeleted(Struct):
     performance: Performance
 
 
-BODIES: tuple[type[msgspec.Struct], ...] = (ForwardPut, Forward, ForwardList, ForwardDeleted)
+BODIES: tuple[type[msgspec.Struct], ...] = (RouterPut, RouterState, RouterList, RouterDeleted)

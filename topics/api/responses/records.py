@@ -1,132 +1,259 @@
-"""Responses about topics and records.
-
-These types are not used for encoding: the hot responses are assembled from bytes. A field that may be absent is
-`UnsetType`; one that may be `null` has `| None`. Clients ignore unknown fields.
-"""
+"""Responses about topics, records, watches and the server. The replies to writes and reads are built from bytes, in this form."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import datetime
+from typing import Annotated, Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import field
 
-from topics.api.config import Durability
-from topics.api.http_errors import STATUS
-from topics.api.requests import U64_MAX
-
-Count = Annotated[int, Meta(ge=0, extra_json_schema={"maximum": U64_MAX})]
-Seq = Annotated[int, Meta(ge=1, extra_json_schema={"maximum": U64_MAX})]
-EpochText = Annotated[
-    str,
-    Meta(
-        description="Identifies the topic among those that have had this name and, for `memory` and `ephemeral`, how often its head went "
-        "back. Opaque; send it with a cursor."
-    ),
-]
-TimeMs = Annotated[int, Meta(ge=0, description="Milliseconds since the Unix epoch.")]
-HeadSeq = Annotated[Count, Meta(description="Highest seq of the topic; 0 before the first record.")]
-EarliestSeq = Annotated[
-    Seq, Meta(description="First seq that still exists; `head_seq` + 1 if there is none.")
-]
-NextCursor = (
-    Annotated[str, Meta(description="`cursor` of the next page; absent on the last page.")] | UnsetType
+from topics.api.config import DURABILITIES, TOPIC_TYPES, TopicSettings
+from topics.api.fields import (
+    ALWAYS,
+    HIDDEN,
+    Answer,
+    Count,
+    EarliestSeq,
+    EpochText,
+    HeadSeq,
+    Milliseconds,
+    NextCursor,
+    Seq,
+    TimeMs,
+    doc,
+    one_of,
+    schema,
 )
-Milliseconds = Annotated[float, Meta(ge=0)]
+from topics.api.http_errors import STATUS
+
+T = TypeVar("T")
 
 
-class Performance(Struct):
+class Performance(TypedDict):
     """Time spent on the request."""
 
     server_total_ms: Milliseconds
+    catch_up_timed_out: NotRequired[
+        Annotated[bool, doc("Present if not all copies of a router had arrived when this was answered.")]
+    ]
 
 
-class WritePerformance(Struct):
+class WritePerformance(TypedDict):
     """Time spent on the write. `fsync_ms` is 0 unless the answer waited for a sync."""
 
     server_total_ms: Milliseconds
     wal_append_ms: Milliseconds
     fsync_ms: Milliseconds
-    throttle_wait_ms: (
-        Annotated[float, Meta(ge=0, description="Time added by a delayed sync.")] | UnsetType
-    ) = UNSET
-    pressure: Annotated[float, Meta(ge=0, le=1, description="Present above 0.2.")] | UnsetType = UNSET
+    throttle_wait_ms: NotRequired[Annotated[float, doc("Time added by a delayed sync.", minimum=0)]]
+    pressure: NotRequired[Annotated[float, doc("Present above 0.2.", minimum=0, maximum=1)]]
 
 
-class DiffPerformance(Struct):
+class DiffPerformance(Performance):
     """Time spent on the read, and the number of rows it scanned."""
 
-    server_total_ms: Milliseconds
     records_scanned: Count
-    cold_segments_read: (
-        Annotated[Count, Meta(description="Segments read from the cold tier; present if above 0.")]
-        | UnsetType
-    ) = UNSET
+    cold_segments_read: NotRequired[
+        Annotated[Count, doc("Segments read from the cold tier; present if above 0.")]
+    ]
 
 
-class Config(Struct):
-    """The effective configuration of a topic."""
-
-    type: Literal["log", "queue"]
-    ttl_ms: Count
-    cap_records: Count
-    cap_bytes: Count
-    discard: Literal["old", "reject"]
-    durable: Annotated[bool, Meta(description="Whether `durability` is `fsync`.")]
-    durability: Durability
-    priority: int | None
-    auto_priority: bool
-    auto_create: bool
-    idempotency_window_ms: Count
-    dedupe_node: bool
-    lease_ms: Annotated[int, Meta(ge=100, le=86_400_000)]
-    claim_jitter_ms: Annotated[int, Meta(ge=0, le=5_000)]
-    max_deliveries: Count
-    dead_letter: str | None
-    leases_durable: bool
-    cap_per_tag: Annotated[Seq, Meta(description="Present if set.")] | UnsetType = UNSET
-    max_record_bytes: Annotated[Seq, Meta(description="Present if set.")] | UnsetType = UNSET
-    retention: (
-        Annotated[Literal["interest", "work_queue"], Meta(description="Present if it is not `limits`.")]
-        | UnsetType
-    ) = UNSET
+# -- records -----------------------------------------------------------------------------------------------
 
 
-class TopicPut(Struct):
+class Record(Answer, kw_only=True):
+    """A record. Fields that it does not have are absent, never `null`."""
+
+    topic: Annotated[str, HIDDEN] = ""
+    seq: Seq = field(name="$seq")
+    ts: Annotated[TimeMs, doc("When it was written.")] = field(name="$ts")
+    node: str | None = field(name="$node", default=None)
+    tag: Annotated[str, doc("Only if tags were requested.")] | None = field(name="$tag", default=None)
+    encoding: (
+        Annotated[str, one_of("base64"), doc("The record was written as bytes; `data` is base64.")] | None
+    ) = field(name="$encoding", default=None)
+    data: Any = None  # any JSON value, `null` included; in the client also the bytes that were written
+    meta: Any = None
+    headers: Annotated[str, doc("Header block in base64, if the record was stored with one.")] | None = None
+
+    @property
+    def time(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self.ts / 1000, datetime.UTC)
+
+    def to(self, kind: type[T]) -> T:
+        """Convert `data` to a dataclass, msgspec Struct, TypedDict … Raises msgspec.ValidationError if it does not fit."""
+        return msgspec.convert(self.data, kind)
+
+
+class Tombstone(Answer, kw_only=True):
+    """Seqs lost without a delete. The range is exact and inclusive."""
+
+    topic: Annotated[str, HIDDEN] = ""
+    consumer: Annotated[str | None, HIDDEN] = None
+    reason: Annotated[
+        str, doc("`cap`, `ttl`, `mixed`, `crash`, `corrupt` or `recreated`; more may be added.")
+    ]
+    gap_from: Seq
+    gap_to: Count
+    earliest_seq: Annotated[Seq, doc("Seq at which reading continues."), ALWAYS] = 0
+    head_seq: Annotated[HeadSeq, ALWAYS] = 0
+    missed_estimate: Annotated[Count | None, doc("Estimated number of records in the range."), ALWAYS] = (
+        None  # events of streams have none
+    )
+    epoch: Annotated[str, HIDDEN] = ""  # of the topic from here on
+
+    @property
+    def is_new_topic(self) -> bool:
+        """The topic was deleted and created again: reading continues at its beginning."""
+        return self.reason == "recreated"
+
+    def cursor_after(self, cursor: int) -> int:
+        """Where a reader at `cursor` continues. If seqs before it were lost, new records may have reused them."""
+        return self.gap_from - 1 if self.is_new_topic or self.gap_from <= cursor else self.gap_to
+
+    @property
+    def text(self) -> str:
+        if self.is_new_topic:
+            return f"{self.topic} was deleted and created again; reading from its beginning"
+        if self.gap_from > self.gap_to:  # the head went back, and nothing has been written since
+            lost = f"records from {self.gap_from} on are"
+        elif self.gap_from == self.gap_to:
+            lost = f"record {self.gap_from} is"
+        else:
+            lost = f"records {self.gap_from} to {self.gap_to} are"
+        return f"{self.topic}: {lost} lost ({self.reason})"
+
+
+class Page(Answer, kw_only=True):
+    """The records after `from_seq`, ordered by seq; gaps are normal."""
+
+    topic: str
+    records: list[Record]
+    next_from_seq: Annotated[Count, doc("Last seq scanned: the next `from_seq`.")]
+    head_seq: HeadSeq
+    earliest_seq: EarliestSeq
+    caught_up: Annotated[bool, doc("Whether `next_from_seq` is `head_seq`: no more for now.")]
+    tombstone: Tombstone | None
+    lag: Count
+    epoch: EpochText = ""
+    performance: DiffPerformance
+
+
+class LastRecords(Answer, kw_only=True):
+    """The newest record of the matching tags together, or of each of them. `records` may be empty."""
+
+    topic: str
+    records: list[Record]
+    head_seq: HeadSeq
+    next_cursor: NextCursor = None
+    performance: Performance
+
+
+class Written(Answer, kw_only=True):
+    """The seqs assigned to a write, in the order of its records."""
+
+    topic: str
+    first_seq: Seq
+    last_seq: Seq
+    seqs: Annotated[list[Seq], doc("Absent with `return_seqs=false`.", minItems=1)] = field(
+        default_factory=list
+    )
+    head_seq: Annotated[Seq, doc("Head after this write; if deduped, after the original one.")]
+    count: Annotated[int, doc("Records in this write.", minimum=1)]
+    created: Annotated[bool, doc("Whether this write created the topic; the status is then 201.")]
+    deduped: Annotated[
+        bool,
+        doc(
+            "Whether the idempotency key was known: nothing was appended, and the seqs are those of the original write."
+        ),
+    ]
+    epoch: EpochText = ""
+    performance: WritePerformance
+
+
+class Deleted(Answer, kw_only=True):
+    """The result of a delete, and what is left."""
+
+    topic: str
+    deleted: Annotated[Count, doc("Records removed by this call.")]
+    earliest_seq: EarliestSeq
+    head_seq: HeadSeq
+    count: Count
+    bytes: Count
+    performance: Performance
+
+
+class DeletedRange(Answer, kw_only=True):
+    """A range of deleted seqs; both ends are inclusive."""
+
+    first_seq: Seq
+    last_seq: Seq
+
+
+class DeletedRanges(Answer, kw_only=True):
+    """Deleted seqs in ascending order. A range that extends beyond `next_from_seq` continues on the next page."""
+
+    topic: str
+    ranges: list[DeletedRange]
+    next_from_seq: Annotated[Count, doc("The `from_seq` of the next page.")]
+    head_seq: HeadSeq
+    earliest_seq: EarliestSeq
+    caught_up: Annotated[bool, doc("Whether `next_from_seq` is `head_seq`.")]
+    performance: Performance
+
+
+class TagCount(Answer, kw_only=True):
+    tag: str
+    count: Annotated[Count, doc("Live records with this tag.")]
+
+
+class TagList(Answer, kw_only=True):
+    """Tags, ordered by name."""
+
+    topic: str
+    tags: list[TagCount]
+    next_cursor: NextCursor = None
+    performance: Performance
+
+
+# -- topics ------------------------------------------------------------------------------------------------
+
+
+class TopicPut(Answer, kw_only=True):
     """A topic that was created, or whose configuration was replaced."""
 
     topic: str
     created: bool
-    config: Config
+    config: TopicSettings
     performance: Performance
 
 
-class QueueState(Struct):
+class QueueState(Answer, kw_only=True):
     ready: Count
     in_flight: Count
     dead_lettered: Count
 
 
-class TopicState(Struct):
+class Topic(Answer, kw_only=True):
     """One topic."""
 
     topic: str
-    type: Literal["log", "queue"]
+    type: Annotated[str, one_of(*TOPIC_TYPES)]
     head_seq: HeadSeq
     earliest_seq: EarliestSeq
     next_seq: Seq
-    count: Annotated[Count, Meta(description="Live records: not deleted, evicted or expired.")]
-    bytes: Annotated[Count, Meta(description="Bytes of the live records.")]
-    config: Config
+    count: Annotated[Count, doc("Live records: not deleted, evicted or expired.")]
+    bytes: Annotated[Count, doc("Bytes of the live records.")]
+    config: TopicSettings
     effective_priority: int
     last_write_ts: TimeMs | None
     last_read_ts: TimeMs | None
     epoch: EpochText
+    queue: Annotated[QueueState | None, doc("Queues only.")] = None
     performance: Performance
-    queue: Annotated[QueueState, Meta(description="Queues only.")] | UnsetType = UNSET
 
 
-class TopicRow(Struct):
+class TopicRow(Answer, kw_only=True):
     topic: str
     head_seq: HeadSeq
     earliest_seq: EarliestSeq
@@ -134,192 +261,61 @@ class TopicRow(Struct):
     bytes: Count
     durable: bool
     effective_priority: int
-    type: Literal["log", "queue"]
-    durability: Durability
-    ready: Annotated[Count, Meta(description="Queues only: jobs that can be claimed now.")] | UnsetType = (
-        UNSET
-    )
+    type: Annotated[str, one_of(*TOPIC_TYPES)]
+    durability: Annotated[str, one_of(*DURABILITIES)]
+    ready: Annotated[Count, doc("Queues only: jobs that can be claimed now.")] | None = None
 
 
-class TopicList(Struct):
+class TopicList(Answer, kw_only=True):
     """Topics, ordered by name."""
 
     topics: list[TopicRow]
+    next_cursor: NextCursor = None
     performance: Performance
-    next_cursor: NextCursor = UNSET
 
 
-class TopicDeleted(Struct):
+class TopicDeleted(Answer, kw_only=True):
     """`deleted` is false if the topic did not exist."""
 
     topic: str
     deleted: bool
-    routers_removed: Annotated[list[str], Meta(description="Names of the routers deleted with the topic.")]
+    routers_removed: Annotated[list[str], doc("Names of the routers deleted with the topic.")]
     performance: Performance
 
 
-class Written(Struct):
-    """The seqs assigned to a write, in the order of its records."""
-
-    topic: str
-    first_seq: Seq
-    last_seq: Seq
-    head_seq: Annotated[Seq, Meta(description="Head after this write; if deduped, after the original one.")]
-    count: Annotated[int, Meta(ge=1, description="Records in this write.")]
-    created: Annotated[
-        bool, Meta(description="Whether this write created the topic; the status is then 201.")
-    ]
-    deduped: Annotated[
-        bool,
-        Meta(
-            description="Whether the idempotency key was known: nothing was appended, and the seqs are those of "
-            "the original write."
-        ),
-    ]
-    performance: WritePerformance
-    seqs: (
-        Annotated[list[Seq], Meta(min_length=1, description="Absent with `return_seqs=false`.")] | UnsetType
-    ) = UNSET
-    epoch: EpochText | UnsetType = UNSET
+# -- watches and the server --------------------------------------------------------------------------------
 
 
-class Record(Struct):
-    """A record. Fields that it does not have are absent, never `null`."""
-
-    seq: Seq = field(name="$seq")
-    ts: Annotated[TimeMs, Meta(description="When it was written.")] = field(name="$ts")
-    node: str | UnsetType = field(name="$node", default=UNSET)
-    tag: Annotated[str, Meta(description="Only if tags were requested.")] | UnsetType = field(
-        name="$tag", default=UNSET
-    )
-    encoding: (
-        Annotated[Literal["base64"], Meta(description="The record was written as bytes; `data` is base64.")]
-        | UnsetType
-    ) = field(name="$encoding", default=UNSET)
-    data: Any = UNSET  # any JSON value, `null` included
-    meta: Any = UNSET
-    headers: (
-        Annotated[str, Meta(description="Header block in base64, if the record was stored with one.")]
-        | UnsetType
-    ) = UNSET
-
-
-class Tombstone(Struct):
-    """Seqs lost without a delete. The range is exact and inclusive."""
-
-    gap_from: Seq
-    gap_to: Count
-    reason: Annotated[
-        str,
-        Meta(description="`cap`, `ttl`, `mixed`, `crash`, `corrupt` or `recreated`; more may be added."),
-    ]
-    missed_estimate: Annotated[Count, Meta(description="Estimated number of records in the range.")]
-    earliest_seq: Annotated[Seq, Meta(description="Seq at which reading continues.")]
-    head_seq: HeadSeq
-
-
-class DiffPage(Struct):
-    """The records after `from_seq`, ordered by seq; gaps are normal."""
-
-    topic: str
-    records: list[Record]
-    next_from_seq: Annotated[Count, Meta(description="Last seq scanned: the next `from_seq`.")]
+class WatchedTopic(Answer, kw_only=True):
+    from_seq: Annotated[Count, doc("The stream starts after this seq.")]
     head_seq: HeadSeq
     earliest_seq: EarliestSeq
-    caught_up: Annotated[bool, Meta(description="Whether `next_from_seq` is `head_seq`: no more for now.")]
-    tombstone: Tombstone | None
-    lag: Count
-    performance: DiffPerformance
-    epoch: EpochText | UnsetType = UNSET
+    epoch: EpochText = ""
 
 
-class Deleted(Struct):
-    """The result of a delete, and what is left."""
-
-    topic: str
-    deleted: Annotated[Count, Meta(description="Records removed by this call.")]
-    earliest_seq: EarliestSeq
-    head_seq: HeadSeq
-    count: Count
-    bytes: Count
-    performance: Performance
-
-
-class DeletedRange(Struct):
-    first_seq: Seq
-    last_seq: Seq
-
-
-class DeletedRanges(Struct):
-    """Deleted seqs in ascending order. A range that extends beyond `next_from_seq` continues on the next page."""
-
-    topic: str
-    ranges: list[DeletedRange]
-    next_from_seq: Annotated[Count, Meta(description="The `from_seq` of the next page.")]
-    head_seq: HeadSeq
-    earliest_seq: EarliestSeq
-    caught_up: Annotated[bool, Meta(description="Whether `next_from_seq` is `head_seq`.")]
-    performance: Performance
-
-
-class TagCount(Struct):
-    tag: str
-    count: Annotated[Count, Meta(description="Live records with this tag.")]
-
-
-class TagList(Struct):
-    """Tags, ordered by name."""
-
-    topic: str
-    tags: list[TagCount]
-    performance: Performance
-    next_cursor: NextCursor = UNSET
-
-
-class LastRecords(Struct):
-    """The newest record of the matching tags together, or of each of them. `records` may be empty."""
-
-    topic: str
-    records: list[Record]
-    head_seq: HeadSeq
-    performance: Performance
-    next_cursor: NextCursor = UNSET
-
-
-class WatchedTopic(Struct):
-    from_seq: Annotated[Count, Meta(description="The stream starts after this seq.")]
-    head_seq: HeadSeq
-    earliest_seq: EarliestSeq
-    epoch: EpochText | UnsetType = UNSET
-
-
-class WatchMade(Struct):
+class WatchMade(Answer, kw_only=True):
     """A watch session, and the path of its stream."""
 
-    wid: Annotated[
-        str, Meta(description="Id of the watch. Without API keys, anyone who has it can open the stream.")
-    ]
-    stream_url: Annotated[str, Meta(description="Path of the stream.")]
-    session_ttl_ms: Annotated[Count, Meta(description="How long the watch is kept without an open stream.")]
-    topics: Annotated[
-        dict[str, WatchedTopic], Meta(description="Current topics of the watch, pattern matches included.")
-    ]
+    wid: Annotated[str, doc("Id of the watch. Without API keys, anyone who has it can open the stream.")]
+    stream_url: Annotated[str, doc("Path of the stream.")]
+    session_ttl_ms: Annotated[Count, doc("How long the watch is kept without an open stream.")]
+    topics: Annotated[dict[str, WatchedTopic], doc("Current topics of the watch, pattern matches included.")]
     performance: Performance
 
 
-class Health(Struct):
-    status: Literal["ok"]
+class Health(Answer, kw_only=True):
+    status: Annotated[str, one_of("ok")]
     version: str
     uptime_ms: Count
 
 
-class Readiness(Struct):
-    status: Literal["ready"]
-    wal_replay_complete: Annotated[bool, Meta(extra_json_schema={"const": True})]
+class Readiness(Answer, kw_only=True):
+    status: Annotated[str, one_of("ready")]
+    wal_replay_complete: Annotated[bool, schema(const=True)]
     topics: Count
 
 
-class WalMetrics(Struct):
+class WalMetrics(Answer, kw_only=True):
     fsyncs: Count
     frames: Count
     batches: Count
@@ -333,7 +329,7 @@ class WalMetrics(Struct):
     fsync_micros_total: Count
 
 
-class Metrics(Struct):
+class Metrics(Answer, kw_only=True):
     """The metrics of the Prometheus text, without those of single topics and consumers."""
 
     topics: Count
@@ -351,27 +347,27 @@ class Metrics(Struct):
     flows_owing: Count
     catch_ups: Count
     catch_ups_timed_out: Count
-    pressure: Annotated[float, Meta(ge=0, le=1)]
+    pressure: Annotated[float, schema(minimum=0, maximum=1)]
     pressure_refused: Count
     topics_waiting: Count
     topics_paused: Count
     sse_connections: Count
     watch_sessions: Count
     ready: bool
-    replay_progress: Annotated[float, Meta(ge=0, le=1)]
+    replay_progress: Annotated[float, schema(minimum=0, maximum=1)]
     processes_failing: Count
     uptime_ms: Count
     wal: WalMetrics
     performance: Performance
 
 
-class ErrorDetail(Struct):
-    code: Annotated[str, Meta(extra_json_schema={"enum": sorted(STATUS)})]
-    message: Annotated[str, Meta(min_length=1, description="For people; it may change.")]
-    detail: Annotated[dict[str, Any], Meta(description="Fields that depend on the code.")] | UnsetType = UNSET
+class ErrorDetail(Answer, kw_only=True):
+    code: Annotated[str, one_of(*sorted(STATUS))]
+    message: Annotated[str, doc("For people; it may change.", minLength=1)]
+    detail: Annotated[dict[str, Any], doc("Fields that depend on the code.")] = field(default_factory=dict)
 
 
-class ErrorBody(Struct):
+class ErrorBody(Answer, kw_only=True):
     """The body of every error response."""
 
     error: ErrorDetail
@@ -379,11 +375,11 @@ class ErrorBody(Struct):
 
 BODIES: tuple[type[msgspec.Struct], ...] = (
     TopicPut,
-    TopicState,
+    Topic,
     TopicList,
     TopicDeleted,
     Written,
-    DiffPage,
+    Page,
     Deleted,
     DeletedRanges,
     TagList,

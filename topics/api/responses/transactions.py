@@ -2,55 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
 
-from topics.api.responses.records import Count, Performance, Seq
+from topics.api.fields import Answer, Count, Seq, doc, one_of
+from topics.api.responses.records import Performance
 
-TxnId = Annotated[
-    str, Meta(pattern="^[0-9a-f]{16}$", description="Always the same for the same producer and batch.")
-]
+TxnId = Annotated[str, doc("Always the same for the same producer and batch.", pattern="^[0-9a-f]{16}$")]
 BatchSeq = Annotated[
-    Seq | None,
-    Meta(description="null: the batch is not committed, is empty, or is not the producer's last one."),
+    Seq | None, doc("null: the batch is not committed, is empty, or is not the producer's last one.")
 ]
 
 
-class Transaction(Struct):
+class Transaction(Answer, kw_only=True):
     """State of a transaction."""
 
     topic: str
     txn: TxnId
-    state: Literal["open", "committing", "committed"]
+    state: Annotated[str, one_of("open", "committing", "committed")]
     first_seq: BatchSeq
     last_seq: BatchSeq
-    count: Annotated[Count | None, Meta(description="Records of the batch; null if unknown.")]
-    performance: Performance
+    count: Annotated[Count | None, doc("Records of the batch; null if unknown.")]
     progress: (
-        Annotated[float, Meta(ge=0, le=1, description="While it is committing: the share that is appended.")]
-        | UnsetType
-    ) = UNSET
+        Annotated[float, doc("While it is committing: the share that is appended.", minimum=0, maximum=1)]
+        | None
+    ) = None
+    performance: Performance
 
 
-class ChunkStaged(Struct):
+class ChunkStaged(Answer, kw_only=True):
     """A staged chunk."""
 
     topic: str
     part: str
     chunk: Count
-    records: Annotated[Count, Meta(description="Records in the request.")]
-    repeated: Annotated[bool, Meta(description="The chunk was already staged; nothing changed.")]
+    records: Annotated[Count, doc("Records in the request.")]
+    repeated: Annotated[bool, doc("The chunk was already staged; nothing changed.")]
     performance: Performance
 
 
-class TransactionAborted(Struct):
+class TransactionAborted(Answer, kw_only=True):
     """An aborted transaction; none of its records were appended."""
 
     topic: str
     txn: TxnId
-    state: Literal["aborted"]
+    state: Annotated[str, one_of("aborted")]
     performance: Performance
 
 

@@ -6,7 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from urllib.parse import unquote_to_bytes
 
 from topics.api.errors import InvalidRequest
-from topics.api.requests import U64_MAX
+from topics.api.fields import U64_MAX
 
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 

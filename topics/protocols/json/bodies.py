@@ -10,6 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from topics.api import requests
+from topics.api.config import ConsumerBody
 from topics.api.errors import InvalidRequest
 from topics.api.requests import beyond_u64
 from topics.link import wire
@@ -23,13 +24,17 @@ _ENUM_ERROR = re.compile(r"Invalid enum value .* - at `\$(?:.*\.)?(\w+)`", re.DO
 
 def _enum_fields() -> Iterator[tuple[str, str]]:
     """Every field with a fixed set of values, and these values. Fields of the same name have the same values in all bodies."""
-    for body in vars(requests).values():
+    for body in (*vars(requests).values(), ConsumerBody):
         if isinstance(body, type) and issubclass(body, msgspec.Struct):
             for field in msgspec.structs.fields(body):
-                kind = inspect.type_info(field.type)
-                for one in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+                kind = _plain(inspect.type_info(field.type))
+                for one in map(_plain, kind.types) if isinstance(kind, inspect.UnionType) else (kind,):
                     if isinstance(one, inspect.LiteralType):
                         yield field.name, ", ".join(map(str, one.values))
+
+
+def _plain(kind: inspect.Type) -> inspect.Type:
+    return kind.type if isinstance(kind, inspect.Metadata) else kind
 
 
 _ENUM_VALUES = dict(_enum_fields())

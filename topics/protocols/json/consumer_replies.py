@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from topics.api.config import ConsumerConfig
+from topics.api.config import consumer_settings
+from topics.api.responses import consumers
 from topics.engine.commands import consumers as con
 from topics.engine.commands.page import Column, Page, Tombstone
 from topics.engine.storage.frames import (
@@ -26,7 +28,12 @@ from topics.engine.storage.frames import (
     read_extensions,
 )
 from topics.link import wire
-from topics.protocols.json.replies import cursor_text, json_reply, tombstone, with_cursor
+from topics.protocols.json.replies import (
+    cursor_text,
+    json_reply,
+    spent,
+    tombstone,
+)
 
 _encode = msgspec.json.encode
 _COUNTED = {"ack": b"acked", "nack": b"nacked", "extend": b"extended", "term": b"termed"}
@@ -176,7 +183,9 @@ def render_consumer(result: object, op: int, page_size: int, total_ms: float) ->
         case con.ConsumerState() if op == wire.PUT_CONSUMER:
             return consumer_put(result, total_ms)
         case con.ConsumerState():
-            return json_reply(consumer_body(result), total_ms)
+            return json_reply(
+                consumers.ConsumerState(**_consumer_fields(result), performance=spent(total_ms))
+            )
         case con.ConsumerList():
             return consumer_list(result, page_size, total_ms)
         case con.ConsumerDropped():
@@ -187,78 +196,59 @@ def render_consumer(result: object, op: int, page_size: int, total_ms: float) ->
 
 
 def consumer_put(state: con.ConsumerState, total_ms: float) -> wire.Result:
-    body = consumer_body(state) | {"created": state.created}
-    return json_reply(body, total_ms, wire.CREATED if state.created else wire.OK)
+    body = consumers.ConsumerPut(
+        **_consumer_fields(state), created=state.created, performance=spent(total_ms)
+    )
+    return json_reply(body, wire.CREATED if state.created else wire.OK)
 
 
 def consumer_list(result: con.ConsumerList, page_size: int, total_ms: float) -> wire.Result:
     rows = result.consumers[:page_size]
     last = rows[-1].consumer.encode() if len(result.consumers) > page_size else None
-    body: dict[str, object] = {"topic": result.topic, "consumers": [consumer_body(row) for row in rows]}
-    return json_reply(with_cursor(body, cursor_text(last)), total_ms)
+    return json_reply(
+        consumers.ConsumerList(
+            topic=result.topic,
+            consumers=[consumers.Consumer(**_consumer_fields(row)) for row in rows],
+            next_cursor=cursor_text(last),
+            performance=spent(total_ms),
+        )
+    )
 
 
 def consumer_dropped(result: con.ConsumerDropped, total_ms: float) -> wire.Result:
-    body: dict[str, object] = {
-        "topic": result.topic,
-        "consumer": result.consumer,
-        "deleted": result.deleted,
-    }
-    return json_reply(body, total_ms)
+    return json_reply(
+        consumers.ConsumerDeleted(
+            topic=result.topic,
+            consumer=result.consumer,
+            deleted=result.deleted,
+            performance=spent(total_ms),
+        )
+    )
 
 
 def consumer_reset(result: con.ConsumerReset, total_ms: float) -> wire.Result:
-    body: dict[str, object] = {
-        "topic": result.state.topic,
-        "consumer": result.state.consumer,
-        "dry_run": result.dry_run,
-        "from_seq": result.from_seq,
-        "to_seq": result.to_seq,
-        "redelivers": result.redelivers,
-        "skips": result.skips,
-    }
-    return json_reply(body, total_ms)
+    return json_reply(
+        consumers.ConsumerReset(
+            topic=result.state.topic,
+            consumer=result.state.consumer,
+            dry_run=result.dry_run,
+            from_seq=result.from_seq,
+            to_seq=result.to_seq,
+            redelivers=result.redelivers,
+            skips=result.skips,
+            performance=spent(total_ms),
+        )
+    )
 
 
-def consumer_body(state: con.ConsumerState) -> dict[str, object]:
-    return {
-        "topic": state.topic,
-        "consumer": state.consumer,
-        "config": config_body(state.config),
-        "created_ts": state.created_ts,
+# Fields of a response that the engine knows under other names, or in another form.
+_OWN_FORM = {"config", "next_seq", "paused_until_ts", "created", "performance"}
+_SAME = [name for name in consumers.Consumer.__struct_fields__ if name not in _OWN_FORM]
+
+
+def _consumer_fields(state: con.ConsumerState) -> dict[str, Any]:
+    return {name: getattr(state, name) for name in _SAME} | {
+        "config": consumer_settings(state.config),
         "next_seq": state.cursor,
-        "ack_floor": state.ack_floor,
-        "delivered": state.delivered,
-        "redelivered": state.redelivered,
-        "acked": state.acked,
-        "ack_pending": state.ack_pending,
-        "in_flight": state.in_flight,
-        "dead_lettered": state.dead_lettered,
-        "given_up": state.given_up,
-        "waiting": state.waiting,
-        "lag_records": state.lag_records,
-        "lag_ms": state.lag_ms,
-        "last_activity_ts": state.last_activity_ts,
-        "paused": state.paused,
         "paused_until_ts": state.paused_until_ts or None if state.paused else None,
-        "stalled": state.stalled,
-        "tombstone": state.tombstone,
-    }
-
-
-def config_body(config: ConsumerConfig) -> dict[str, object]:
-    has_value = config.deliver in ("from_seq", "from_ts")
-    return {
-        "ack": config.ack,
-        "ack_wait_ms": config.ack_wait_ms,
-        "max_deliver": config.max_deliver,
-        "backoff_ms": config.backoff_ms,
-        "filter": [("tag", op, value) for op, value in config.filter] or None,
-        "deliver": {config.deliver: config.deliver_value} if has_value else config.deliver,
-        "max_ack_pending": config.max_ack_pending,
-        "max_waiting": config.max_waiting,
-        "headers_only": config.headers_only,
-        "dead_letter": config.dead_letter,
-        "inactive_ttl_ms": config.inactive_ttl_ms,
-        "replay": config.replay,
     }

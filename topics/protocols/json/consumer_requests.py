@@ -11,21 +11,33 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from topics.api import limits
-from topics.api.config import ConsumerConfig
+from topics.api.config import (
+    BACKOFF_STEPS_MAX,
+    CONSUMER_CLAMPED,
+    CONSUMER_U64,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    ConsumerBody,
+    ConsumerConfig,
+    DeliverFrom,
+    TagOp,
+    clamp,
+)
 from topics.api.errors import BatchTooLarge, Forbidden, InvalidRequest
+from topics.api.fields import U64_MAX
 from topics.api.requests import (
     PATTERN_IN_A_STRING,
-    U64_MAX,
+    REASON_BYTES_MAX,
+    SETTLE_SEQS_MAX,
     AckBody,
     ClaimBody,
-    ConsumerBody,
-    DeliverFrom,
     ExtendBody,
     FetchBody,
     NackBody,
     PauseBody,
     ResetBody,
     ResetTo,
+    SettleBody,
     TermBody,
 )
 from topics.engine.commands import consumers as con
@@ -33,15 +45,10 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.subjects import TagMatch
 from topics.link import wire
 from topics.protocols.json.bodies import BodyType, check_u64, read_body
-from topics.protocols.json.requests import LEASE_MS_MAX, LEASE_MS_MIN, TAG_BYTES_MAX, make_match, tag_match
+from topics.protocols.json.requests import TAG_BYTES_MAX, make_match, tag_match
 
-SEQS_MAX = 1000
 DELAY_MS_MAX = 86_400_000
-REASON_BYTES_MAX = 1024
-BACKOFF_STEPS_MAX = 32
 FILTERS_MAX = 32
-ACK_PENDING_MAX = 100_000
-WAITING_MAX = 10_000
 INACTIVE_TTL_MS_MIN, INACTIVE_TTL_MS_MAX = 1000, 30 * 86_400_000
 
 _LEASE_ID = re.compile(r"lease_[0-9a-f]{1,16}")
@@ -59,8 +66,6 @@ _pause = BodyType(PauseBody)
 _reset = BodyType(ResetBody)
 
 Reader: TypeAlias = Callable[[str, wire.Request, wire.Args], tuple[cmd.Command, Any]]
-TagOp: TypeAlias = Literal["Eq", "Glob", "Subject"]
-SettleBody: TypeAlias = AckBody | NackBody | ExtendBody | TermBody
 
 
 # -- claims and acks ---------------------------------------------------------------------------------------
@@ -120,13 +125,15 @@ def _settle(topic: str, kind: con.SettleKind, body: SettleBody, args: wire.Args)
     seqs = body.seqs
     if seqs and max(seqs) > U64_MAX:
         raise InvalidRequest("seqs does not fit into 64 bits")
-    lease_ids = [_lease_id(text) for text in body.lease_ids[: SEQS_MAX + 1]]  # more are refused below
+    lease_ids = [_lease_id(text) for text in body.lease_ids[: SETTLE_SEQS_MAX + 1]]  # more are refused below
     node = body.node.encode()
     if not 0 < len(node) <= limits.NODE_BYTES_MAX:
         raise InvalidRequest(f"node must have 1 to {limits.NODE_BYTES_MAX} bytes")
-    if len(seqs) > SEQS_MAX:
+    if len(seqs) > SETTLE_SEQS_MAX:
         raise BatchTooLarge(
-            f"{len(seqs)} seqs in one call; send at most {SEQS_MAX}", seqs=len(seqs), max=SEQS_MAX
+            f"{len(seqs)} seqs in one call; send at most {SETTLE_SEQS_MAX}",
+            seqs=len(seqs),
+            max=SETTLE_SEQS_MAX,
         )
     if lease_ids and len(lease_ids) != len(seqs):
         raise InvalidRequest(f"{len(lease_ids)} lease_ids for {len(seqs)} seqs; send one for each, or none")
@@ -160,33 +167,17 @@ def read_put(topic: str, request: wire.Request, args: wire.Args) -> tuple[cmd.Co
 
 def consumer_config(body: ConsumerBody) -> ConsumerConfig:
     check_u64(
-        ack_wait_ms=body.ack_wait_ms,
-        max_ack_pending=body.max_ack_pending,
-        max_waiting=body.max_waiting,
-        inactive_ttl_ms=body.inactive_ttl_ms,
-        backoff_ms=max(body.backoff_ms, default=0),
+        **{name: getattr(body, name) for name in CONSUMER_U64}, backoff_ms=max(body.backoff_ms, default=0)
     )
     if len(body.backoff_ms) > BACKOFF_STEPS_MAX:
         raise InvalidRequest(f"{len(body.backoff_ms)} steps in backoff_ms; send at most {BACKOFF_STEPS_MAX}")
-    deliver, deliver_value = _delivery(body.deliver)
-    inactive_ttl_ms = body.inactive_ttl_ms
-    if inactive_ttl_ms:
-        inactive_ttl_ms = min(max(inactive_ttl_ms, INACTIVE_TTL_MS_MIN), INACTIVE_TTL_MS_MAX)
-    return ConsumerConfig(
-        ack=body.ack,
-        ack_wait_ms=clamped_lease_ms(body.ack_wait_ms),
-        max_deliver=body.max_deliver,
-        backoff_ms=tuple(map(clamped_lease_ms, body.backoff_ms)),
-        filter=_checked_filter(body.filter),
-        deliver=deliver,
-        deliver_value=deliver_value,
-        max_ack_pending=min(max(body.max_ack_pending, 1), ACK_PENDING_MAX),
-        max_waiting=min(max(body.max_waiting, 1), WAITING_MAX),
-        headers_only=body.headers_only,
-        dead_letter=body.dead_letter,
-        inactive_ttl_ms=inactive_ttl_ms,
-        replay=body.replay,
-    )
+    settings = clamp(body, CONSUMER_CLAMPED)
+    settings["deliver"], settings["deliver_value"] = _delivery(body.deliver)
+    settings["backoff_ms"] = tuple(map(clamped_lease_ms, body.backoff_ms))
+    settings["filter"] = _checked_filter(body.filter)
+    if body.inactive_ttl_ms:
+        settings["inactive_ttl_ms"] = min(max(body.inactive_ttl_ms, INACTIVE_TTL_MS_MIN), INACTIVE_TTL_MS_MAX)
+    return ConsumerConfig(**settings)
 
 
 def _delivery(

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-
-import msgspec
+from typing import Any
 
 from topics.api.errors import Forbidden, InvalidRequest
 from topics.api.requests import ForwardBody
+from topics.api.responses import forwards
 from topics.engine.commands.forwards import Forward, TagOp, is_pattern, source_matches, source_prefix
 from topics.engine.core.subjects import TagMatch, parse_pattern
 from topics.engine.shard.appends import NAME
 from topics.link import wire
 from topics.protocols.json.bodies import BodyType, read_body
 from topics.protocols.json.consumer_requests import FILTERS_MAX
-from topics.protocols.json.replies import cursor_text, json_reply, with_cursor
+from topics.protocols.json.replies import cursor_text, json_reply, spent
 from topics.protocols.json.requests import TAG_BYTES_MAX, make_match, tag_match
 
 FORWARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}\Z")
@@ -158,7 +158,7 @@ def _entry(entry: str | list[str]) -> TagMatch:
 # -- replies -----------------------------------------------------------------------------------------------
 
 
-def forward_body(forward: Forward) -> dict[str, object]:
+def _rule(forward: Forward) -> dict[str, Any]:
     predicates = [("tag", op, value) for op, value in forward.filter]
     return {
         "router": forward.name,
@@ -173,37 +173,37 @@ def forward_body(forward: Forward) -> dict[str, object]:
 
 
 def forward_put(forward: Forward, created: bool, total_ms: float) -> wire.Result:
-    return json_reply(
-        forward_body(forward) | {"created": created}, total_ms, wire.CREATED if created else wire.OK
-    )
+    body = forwards.RouterPut(**_rule(forward), created=created, performance=spent(total_ms))
+    return json_reply(body, wire.CREATED if created else wire.OK)
 
 
 def forward_got(forward: Forward, total: int, timed_out: bool, total_ms: float) -> wire.Result:
-    body = forward_body(forward) | {"forwarded_total": total}
-    if not timed_out:
-        return json_reply(body, total_ms)
-    performance = {"server_total_ms": round(total_ms, 3), "catch_up_timed_out": True}
-    return wire.OK, wire.JSON, b"", msgspec.json.encode(body | {"performance": performance})
+    performance = spent(total_ms)
+    if timed_out:
+        performance["catch_up_timed_out"] = True
+    return json_reply(forwards.RouterState(**_rule(forward), forwarded_total=total, performance=performance))
 
 
 def forward_list(
-    forwards: list[Forward], totals: dict[int, int], page_size: int, total_ms: float
+    rules: list[Forward], totals: dict[int, int], page_size: int, total_ms: float
 ) -> wire.Result:
     """More rules than `page_size` mean that there is another page. A rule without a total is being deleted."""
     rows = [
-        {
-            "router": forward.name,
-            "source": forward.source,
-            "dest": forward.dest,
-            "guarantee": forward.guarantee,
-            "forwarded_total": totals[forward.uid],
-        }
-        for forward in forwards[:page_size]
-        if forward.uid in totals
+        forwards.RouterRow(
+            router=rule.name,
+            source=rule.source,
+            dest=rule.dest,
+            guarantee=rule.guarantee,
+            forwarded_total=totals[rule.uid],
+        )
+        for rule in rules[:page_size]
+        if rule.uid in totals
     ]
-    last = forwards[page_size - 1].name.encode() if len(forwards) > page_size else None
-    return json_reply(with_cursor({"routers": rows}, cursor_text(last)), total_ms)
+    last = rules[page_size - 1].name.encode() if len(rules) > page_size else None
+    return json_reply(
+        forwards.RouterList(routers=rows, next_cursor=cursor_text(last), performance=spent(total_ms))
+    )
 
 
 def forward_dropped(name: str, deleted: bool, total_ms: float) -> wire.Result:
-    return json_reply({"router": name, "deleted": deleted}, total_ms)
+    return json_reply(forwards.RouterDeleted(router=name, deleted=deleted, performance=spent(total_ms)))

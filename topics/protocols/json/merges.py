@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import msgspec
+
 from topics.api import limits
 from topics.api.errors import InvalidRequest
 from topics.api.requests import CommitBody, LeaseBody, PlanBody, SnapshotBody
@@ -12,7 +14,7 @@ from topics.engine.commands import merges as mrg
 from topics.engine.commands.merges import MergeParameters
 from topics.link import wire
 from topics.protocols.json.bodies import BodyType, check_u64, read_body
-from topics.protocols.json.replies import json_reply
+from topics.protocols.json.replies import spent
 
 LEASE_CHARACTERS_MAX = 64
 SNAPSHOT_TTL_MS_MIN = 1000
@@ -91,4 +93,5 @@ _READERS: dict[str, Reader] = {
 
 
 def rendered(answer: mrg.MergeReply, total_ms: float) -> wire.Result:
-    return json_reply(dict(answer.body), total_ms, wire.OK if answer.is_final else wire.UNFINISHED)
+    body = answer.body | {"performance": spent(total_ms)}
+    return wire.OK if answer.is_final else wire.UNFINISHED, wire.JSON, b"", msgspec.json.encode(body)

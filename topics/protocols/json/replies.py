@@ -1,13 +1,19 @@
-"""Encoding of replies: results to JSON. Replies to writes and reads are built from bytes, as that is faster."""
+"""Encoding of replies: results to JSON. Replies to writes and reads are built from bytes, as that is faster.
+
+Their form is that of `Written` and `Page`, to which a test compares them.
+"""
 
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
+from typing import Any
 
 import msgspec
 
-from topics.api.config import TopicConfig
+from topics.api.config import topic_settings
+from topics.api.fields import Answer
 from topics.api.requests import DiffBody
+from topics.api.responses import records
 from topics.engine.commands import topics as cmd
 from topics.engine.core.priority import effective_priority
 from topics.engine.reading.render import render_records
@@ -143,92 +149,75 @@ def frame_page(result: cmd.FramePage, ignored: list[str], *, is_late: bool) -> w
 
 def deleted(result: cmd.Deleted, total_ms: float) -> wire.Result:
     return json_reply(
-        {
-            "topic": result.topic,
-            "deleted": result.deleted,
-            "earliest_seq": result.earliest_seq,
-            "head_seq": result.head_seq,
-            "count": result.count,
-            "bytes": result.bytes,
-        },
-        total_ms,
+        records.Deleted(
+            topic=result.topic,
+            deleted=result.deleted,
+            earliest_seq=result.earliest_seq,
+            head_seq=result.head_seq,
+            count=result.count,
+            bytes=result.bytes,
+            performance=spent(total_ms),
+        )
     )
 
 
 def deleted_ranges(result: cmd.DeletedRanges, total_ms: float) -> wire.Result:
     return json_reply(
-        {
-            "topic": result.topic,
-            "ranges": [{"first_seq": first, "last_seq": last} for first, last in result.ranges],
-            "next_from_seq": result.next_from_seq,
-            "head_seq": result.head_seq,
-            "earliest_seq": result.earliest_seq,
-            "caught_up": result.next_from_seq == result.head_seq,
-        },
-        total_ms,
+        records.DeletedRanges(
+            topic=result.topic,
+            ranges=[records.DeletedRange(first_seq=first, last_seq=last) for first, last in result.ranges],
+            next_from_seq=result.next_from_seq,
+            head_seq=result.head_seq,
+            earliest_seq=result.earliest_seq,
+            caught_up=result.next_from_seq == result.head_seq,
+            performance=spent(total_ms),
+        )
     )
 
 
 def topic_put(result: cmd.TopicPut, total_ms: float) -> wire.Result:
-    code = wire.CREATED if result.created else wire.OK
-    body = {"topic": result.topic, "created": result.created, "config": config_body(result.config)}
-    return json_reply(body, total_ms, code)
+    body = records.TopicPut(
+        topic=result.topic,
+        created=result.created,
+        config=topic_settings(result.config),
+        performance=spent(total_ms),
+    )
+    return json_reply(body, wire.CREATED if result.created else wire.OK)
 
 
 def topic_dropped(result: cmd.TopicDropped, total_ms: float) -> wire.Result:
     removed = sorted(name for _, name in result.forwards)
     return json_reply(
-        {"topic": result.topic, "deleted": result.deleted, "routers_removed": removed}, total_ms
+        records.TopicDeleted(
+            topic=result.topic, deleted=result.deleted, routers_removed=removed, performance=spent(total_ms)
+        )
     )
 
 
 def topic_state(result: cmd.TopicState, now_ms: int, total_ms: float) -> wire.Result:
-    body: dict[str, object] = {
-        "topic": result.topic,
-        "type": result.config.type,
-        "head_seq": result.head_seq,
-        "earliest_seq": result.earliest_seq,
-        "next_seq": result.head_seq + 1,
-        "count": result.count,
-        "bytes": result.bytes,
-        "config": config_body(result.config),
-        "effective_priority": effective_priority(result.config, result.last_read_ts, now_ms),
-        "last_write_ts": result.last_write_ts,
-        "last_read_ts": result.last_read_ts,
-        "epoch": result.epoch,
-    }
-    if result.queue is not None:
-        body["queue"] = result.queue
-    return json_reply(body, total_ms)
-
-
-def config_body(config: TopicConfig) -> dict[str, object]:
-    body: dict[str, object] = {
-        "type": config.type,
-        "ttl_ms": config.ttl_ms,
-        "cap_records": config.cap_records,
-        "cap_bytes": config.cap_bytes,
-        "discard": config.discard,
-        "durable": config.durability == "fsync",
-        "durability": config.durability,
-        "priority": config.priority,
-        "auto_priority": config.auto_priority,
-        "auto_create": config.auto_create,
-        "idempotency_window_ms": config.idempotency_window_ms,
-        "dedupe_node": config.dedupe_node,
-        "lease_ms": config.lease_ms,
-        "claim_jitter_ms": config.claim_jitter_ms,
-        "max_deliveries": config.max_deliveries,
-        "dead_letter": config.dead_letter,
-        "leases_durable": config.leases_durable,
-    }
-    if config.cap_per_tag:
-        body["cap_per_tag"] = config.cap_per_tag
-    if config.max_record_bytes:
-        body["max_record_bytes"] = config.max_record_bytes
-    if config.retention != "limits":
-        body["retention"] = config.retention
-    return body
+    queue = result.queue
+    return json_reply(
+        records.Topic(
+            topic=result.topic,
+            type=result.config.type,
+            head_seq=result.head_seq,
+            earliest_seq=result.earliest_seq,
+            next_seq=result.head_seq + 1,
+            count=result.count,
+            bytes=result.bytes,
+            config=topic_settings(result.config),
+            effective_priority=effective_priority(result.config, result.last_read_ts, now_ms),
+            last_write_ts=result.last_write_ts,
+            last_read_ts=result.last_read_ts,
+            epoch=result.epoch,
+            queue=None
+            if queue is None
+            else records.QueueState(
+                ready=queue.ready, in_flight=queue.in_flight, dead_lettered=queue.dead_lettered
+            ),
+            performance=spent(total_ms),
+        )
+    )
 
 
 def topic_list(result: cmd.TopicList, now_ms: int) -> wire.Result:
@@ -237,48 +226,44 @@ def topic_list(result: cmd.TopicList, now_ms: int) -> wire.Result:
     return wire.OK, wire.MSGPACK, b"", msgspec.msgpack.encode(rows)
 
 
-def _topic_row(state: cmd.TopicState, now_ms: int) -> dict[str, object]:
-    row: dict[str, object] = {
-        "topic": state.topic,
-        "head_seq": state.head_seq,
-        "earliest_seq": state.earliest_seq,
-        "count": state.count,
-        "bytes": state.bytes,
-        "durable": state.config.durability == "fsync",
-        "effective_priority": effective_priority(state.config, state.last_read_ts, now_ms),
-        "type": state.config.type,
-        "durability": state.config.durability,
-    }
-    if state.queue is not None:
-        row["ready"] = state.queue.ready
-    return row
+def _topic_row(state: cmd.TopicState, now_ms: int) -> records.TopicRow:
+    return records.TopicRow(
+        topic=state.topic,
+        head_seq=state.head_seq,
+        earliest_seq=state.earliest_seq,
+        count=state.count,
+        bytes=state.bytes,
+        durable=state.config.durability == "fsync",
+        effective_priority=effective_priority(state.config, state.last_read_ts, now_ms),
+        type=state.config.type,
+        durability=state.config.durability,
+        ready=None if state.queue is None else state.queue.ready,
+    )
 
 
 def last_by_tag(result: cmd.Page, next_cursor: str | None, total_ms: float) -> wire.Result:
-    records = b"[" + render_records(result, include_tags=True) + b"]"
-    body: dict[str, object] = {
-        "topic": result.topic,
-        "records": msgspec.Raw(records),
-        "head_seq": result.head_seq,
-    }
-    return json_reply(with_cursor(body, next_cursor), total_ms)
+    rendered: Any = msgspec.Raw(b"[" + render_records(result, include_tags=True) + b"]")
+    return json_reply(
+        records.LastRecords(
+            topic=result.topic,
+            records=rendered,
+            head_seq=result.head_seq,
+            next_cursor=next_cursor,
+            performance=spent(total_ms),
+        )
+    )
 
 
 def tag_counts(result: cmd.TagCounts, next_cursor: str | None, total_ms: float) -> wire.Result:
-    rows = [{"tag": tag.decode("utf-8", "replace"), "count": count} for tag, count in result.counts]
-    body: dict[str, object] = {"topic": result.topic, "tags": rows}
-    return json_reply(with_cursor(body, next_cursor), total_ms)
+    rows = [records.TagCount(tag=tag.decode("utf-8", "replace"), count=count) for tag, count in result.counts]
+    return json_reply(
+        records.TagList(topic=result.topic, tags=rows, next_cursor=next_cursor, performance=spent(total_ms))
+    )
 
 
 def cursor_text(last: bytes | None) -> str | None:
     """A URL-safe cursor to the rows after `last`; None: there are no more."""
     return urlsafe_b64encode(last).decode().rstrip("=") if last is not None else None
-
-
-def with_cursor(body: dict[str, object], next_cursor: str | None) -> dict[str, object]:
-    if next_cursor is not None:
-        body["next_cursor"] = next_cursor
-    return body
 
 
 def with_ignored(result: wire.Result, paths: list[str]) -> wire.Result:
@@ -297,6 +282,9 @@ def mark_late(result: wire.Result) -> wire.Result:
     return (code, kind, fields, before + _TIMED_OUT + after) if found else result
 
 
-def json_reply(body: dict[str, object], total_ms: float, code: int = wire.OK) -> wire.Result:
-    body["performance"] = {"server_total_ms": round(total_ms, 3)}
+def spent(total_ms: float) -> records.Performance:
+    return {"server_total_ms": round(total_ms, 3)}
+
+
+def json_reply(body: Answer, code: int = wire.OK) -> wire.Result:
     return code, wire.JSON, b"", _encode(body)

@@ -12,11 +12,12 @@ from collections.abc import Callable
 import msgspec
 
 from topics.api import limits
-from topics.api.config import TopicConfig
+from topics.api.config import CONFIG_U64, ConfigBody, TopicConfig
 from topics.api.errors import BatchTooLarge, Forbidden, InvalidRequest, RecordTooLarge
+from topics.api.fields import U64_MAX
 from topics.api.requests import (
-    U64_MAX,
-    ConfigBody,
+    DELETE_SEQS_MAX,
+    TAG_CHARACTERS_MAX,
     DeleteBody,
     DiffBody,
     PlainWrite,
@@ -42,13 +43,10 @@ from topics.protocols.json.bodies import (
 from topics.protocols.json.count_bound import RECORD_LINES, RECORDS, has_more_lines, too_many_records
 from topics.protocols.json.json_text import compact_size
 
-TAG_BYTES_MAX = 256
+TAG_BYTES_MAX = TAG_CHARACTERS_MAX
 META_BYTES_MAX = 16 * limits.KIB
 META_KEYS_BYTES = 5 * limits.META_KEYS_MAX  # an object with more keys is longer: at least `"":0,` each
-DELETE_SEQS_MAX = 10_000
 TTL_MS_MAX = 1 << 53  # of one record; later is never
-LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
-CLAIM_JITTER_MS_MAX = 5_000
 MIXED = "either all records of a write have data_base64, without data and meta, or none has"
 
 _write = BodyType(WriteBody)
@@ -463,22 +461,8 @@ def read_config(request: wire.Request, args: wire.Args) -> TopicConfig:
 
 
 def topic_config(body: ConfigBody) -> TopicConfig:
-    check_u64(
-        ttl_ms=body.ttl_ms,
-        cap_records=body.cap_records,
-        cap_bytes=body.cap_bytes,
-        idempotency_window_ms=body.idempotency_window_ms,
-        lease_ms=body.lease_ms,
-        claim_jitter_ms=body.claim_jitter_ms,
-        max_deliveries=body.max_deliveries,
-        cap_per_tag=body.cap_per_tag,
-        max_record_bytes=body.max_record_bytes,
-    )
-    fields = {name: getattr(body, name) for name in TopicConfig.__struct_fields__}
-    fields["durability"] = body.durability or ("fsync" if body.durable else "disk")
-    fields["lease_ms"] = min(max(body.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX)
-    fields["claim_jitter_ms"] = min(body.claim_jitter_ms, CLAIM_JITTER_MS_MAX)
-    return TopicConfig(**fields)
+    check_u64(**{name: getattr(body, name) for name in CONFIG_U64})
+    return body.config()
 
 
 def check_dead_letter(config: TopicConfig, args: wire.Args) -> None:

@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 from topics.api import limits
 from topics.api.errors import BatchTooLarge, InvalidRequest, TransactionNotFound
 from topics.api.requests import BeginBody, CommitPartsBody, StageBody
+from topics.api.responses import transactions
 from topics.engine.commands import topics as cmd
 from topics.engine.commands import transactions as txc
 from topics.link import wire
 from topics.protocols.json.bodies import BodyType, check_u64, read_body
 from topics.protocols.json.count_bound import CountBound
-from topics.protocols.json.replies import json_reply
+from topics.protocols.json.replies import json_reply, spent
 from topics.protocols.json.requests import bound_records, check_count, read_records
 
 _ID = re.compile(r"[0-9a-f]{16}")
@@ -82,23 +83,34 @@ READERS: dict[int, Reader] = {
 
 def render(op: int, result: object, total_ms: float) -> wire.Result:
     if isinstance(result, txc.ChunkStaged):
-        staged = {
-            "topic": result.topic,
-            "part": result.part,
-            "chunk": result.chunk,
-            "records": result.records,
-            "repeated": result.repeated,
-        }
-        return json_reply(staged, total_ms)
+        return json_reply(
+            transactions.ChunkStaged(
+                topic=result.topic,
+                part=result.part,
+                chunk=result.chunk,
+                records=result.records,
+                repeated=result.repeated,
+                performance=spent(total_ms),
+            )
+        )
     assert isinstance(result, txc.TransactionState)
-    body: dict[str, object] = {"topic": result.topic, "txn": f"{result.txn:016x}", "state": result.state}
-    if result.state != "aborted":
-        body["first_seq"] = result.first_seq or None
-        body["last_seq"] = result.last_seq or None
-        body["count"] = result.count
-    if result.state == "committing":
-        body["progress"] = round(result.progress, 4)
-    # A client repeats an unfinished commit. A repeated begin is OK.
-    return json_reply(
-        body, total_ms, wire.UNFINISHED if op == wire.TXN_COMMIT and result.state == "committing" else wire.OK
+    txn = f"{result.txn:016x}"
+    if result.state == "aborted":
+        return json_reply(
+            transactions.TransactionAborted(
+                topic=result.topic, txn=txn, state=result.state, performance=spent(total_ms)
+            )
+        )
+    is_committing = result.state == "committing"
+    body = transactions.Transaction(
+        topic=result.topic,
+        txn=txn,
+        state=result.state,
+        first_seq=result.first_seq or None,
+        last_seq=result.last_seq or None,
+        count=result.count,
+        progress=round(result.progress, 4) if is_committing else None,
+        performance=spent(total_ms),
     )
+    # A client repeats an unfinished commit. A repeated begin is OK.
+    return json_reply(body, wire.UNFINISHED if op == wire.TXN_COMMIT and is_committing else wire.OK)

@@ -59,8 +59,10 @@ def _strict_type(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return strict(kind)
     inner = get_args(kind)
-    if not inner or get_origin(kind) in (Literal, Annotated):
+    if not inner or get_origin(kind) is Literal:
         return kind
+    if get_origin(kind) is Annotated:
+        return Annotated[(_strict_type(inner[0]), *inner[1:])]
     inner = tuple(map(_strict_type, inner))
     if isinstance(kind, types.UnionType):
         return functools.reduce(operator.or_, inner)
@@ -141,6 +143,8 @@ class Fields:
 def _structs_in(kind: Any) -> Iterator[tuple[type | None, type[msgspec.Struct]]]:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         yield None, kind
+    elif get_origin(kind) is Annotated:
+        yield from _structs_in(get_args(kind)[0])
     elif get_origin(kind) in (Union, types.UnionType):
         for one in get_args(kind):
             yield from _structs_in(one)

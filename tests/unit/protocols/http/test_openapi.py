@@ -17,9 +17,11 @@ import jsonschema_rs
 import msgspec
 import pytest
 
+from topics.api import config
 from topics.api import requests as schemas
 from topics.api.config import ConsumerConfig, TopicConfig
 from topics.api.errors import InvalidRequest, TopicsError
+from topics.api.fields import HIDDEN
 from topics.api.http_errors import STATUS, error_body
 from topics.api.limits import BATCH_RECORDS_MAX
 from topics.api.responses import consumers as consumer_responses
@@ -45,7 +47,7 @@ CONSUMERS_PAGE = (ROOT / "docs" / "consumers.md").read_text()
 DOCUMENT = openapi.document("1.2.3")
 SCHEMAS = DOCUMENT["components"]["schemas"]
 REQUESTS = (
-    schemas.ConfigBody,
+    config.ConfigBody,
     schemas.RecordBody,
     schemas.TagLastSeq,
     schemas.WriteBody,
@@ -65,8 +67,8 @@ REQUESTS = (
 CONSUMER_REQUESTS = (
     schemas.FetchBody,
     schemas.TermBody,
-    schemas.ConsumerBody,
-    schemas.DeliverFrom,
+    config.ConsumerBody,
+    config.DeliverFrom,
     schemas.PauseBody,
     schemas.ResetBody,
     schemas.ResetTo,
@@ -91,6 +93,11 @@ def every(node: Any, key: str) -> Iterator[Any]:
     elif isinstance(node, list):
         for value in node:
             yield from every(value, key)
+
+
+def shown(body: type[msgspec.Struct]) -> list[Any]:
+    """The fields that a document shows."""
+    return [field for field in msgspec.structs.fields(body) if HIDDEN not in config.marks_of(field)]
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -144,7 +151,7 @@ def test_it_is_json_and_made_afresh() -> None:
 
 def test_every_field_appears() -> None:
     for body in (*REQUESTS, *CONSUMER_REQUESTS, *MERGE_REQUESTS, *ANSWERS):
-        names = {field.encode_name for field in msgspec.structs.fields(body)}
+        names = {field.encode_name for field in shown(body)}
         assert set(SCHEMAS[body.__name__]["properties"]) - {"ignored"} == names, body
 
 
@@ -285,23 +292,23 @@ def test_a_key_is_optional_everywhere() -> None:
 
 U64 = 2**64 - 1
 SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
-    (schemas.ConfigBody, True, {}),
-    (schemas.ConfigBody, True, {"type": "queue", "lease_ms": 5, "dead_letter": "lost.jobs"}),
-    (schemas.ConfigBody, True, {"durability": None, "priority": None, "dead_letter": None}),
-    (schemas.ConfigBody, True, {"durability": "fsync", "priority": -(2**31), "cap_bytes": U64}),
-    (schemas.ConfigBody, True, {"later": {"a": 1}}),
-    (schemas.ConfigBody, False, {"type": "stack"}),
-    (schemas.ConfigBody, False, {"type": None}),
-    (schemas.ConfigBody, False, {"ttl_ms": -1}),
-    (schemas.ConfigBody, False, {"ttl_ms": "5"}),
-    (schemas.ConfigBody, False, {"ttl_ms": 1.5}),
-    (schemas.ConfigBody, False, {"ttl_ms": True}),
-    (schemas.ConfigBody, False, {"ttl_ms": None}),
-    (schemas.ConfigBody, False, {"cap_records": U64 + 1}),
-    (schemas.ConfigBody, False, {"priority": 2**31}),
-    (schemas.ConfigBody, False, {"durable": "yes"}),
-    (schemas.ConfigBody, False, {"durability": "tape"}),
-    (schemas.ConfigBody, False, []),
+    (config.ConfigBody, True, {}),
+    (config.ConfigBody, True, {"type": "queue", "lease_ms": 5, "dead_letter": "lost.jobs"}),
+    (config.ConfigBody, True, {"durability": None, "priority": None, "dead_letter": None}),
+    (config.ConfigBody, True, {"durability": "fsync", "priority": -(2**31), "cap_bytes": U64}),
+    (config.ConfigBody, True, {"later": {"a": 1}}),
+    (config.ConfigBody, False, {"type": "stack"}),
+    (config.ConfigBody, False, {"type": None}),
+    (config.ConfigBody, False, {"ttl_ms": -1}),
+    (config.ConfigBody, False, {"ttl_ms": "5"}),
+    (config.ConfigBody, False, {"ttl_ms": 1.5}),
+    (config.ConfigBody, False, {"ttl_ms": True}),
+    (config.ConfigBody, False, {"ttl_ms": None}),
+    (config.ConfigBody, False, {"cap_records": U64 + 1}),
+    (config.ConfigBody, False, {"priority": 2**31}),
+    (config.ConfigBody, False, {"durable": "yes"}),
+    (config.ConfigBody, False, {"durability": "tape"}),
+    (config.ConfigBody, False, []),
     (schemas.RecordBody, True, {"data": None}),
     (schemas.RecordBody, True, {"data": [1, {"a": None}], "tag": None, "node": None, "meta": None}),
     (schemas.RecordBody, True, {"data": 1, "tag": "t", "node": "n", "meta": {"k": 1}, "ttl_ms": U64}),
@@ -380,8 +387,8 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.DeleteBody, False, {"seqs": list(range(10_001))}),
     (schemas.DeleteBody, False, {"keep": 1.5}),
     (schemas.DeleteBody, False, {"before_seq": 5, "erase": None}),
-    (schemas.ConfigBody, True, {"retention": "interest"}),
-    (schemas.ConfigBody, False, {"retention": "forever"}),
+    (config.ConfigBody, True, {"retention": "interest"}),
+    (config.ConfigBody, False, {"retention": "forever"}),
     (schemas.ClaimBody, True, {"node": "w"}),
     (schemas.ClaimBody, True, {"node": "w", "max": 2**32 - 1, "lease_ms": U64, "wait_ms": 2**32 - 1}),
     (schemas.ClaimBody, True, {"node": "w", "lease_ms": None, "max": 0}),
@@ -421,40 +428,40 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.ExtendBody, False, {"node": "w", "seqs": [1], "lease_ms": U64 + 1}),
     (schemas.TermBody, True, {"node": "w", "seqs": [1], "reason": "r" * 1024}),
     (schemas.TermBody, False, {"node": "w", "seqs": [1], "reason": "r" * 1025}),
-    (schemas.ConsumerBody, True, {}),
+    (config.ConsumerBody, True, {}),
     (
-        schemas.ConsumerBody,
+        config.ConsumerBody,
         True,
         {"ack": "all", "ack_wait_ms": 0, "max_deliver": 2**32 - 1, "replay": "original"},
     ),
-    (schemas.ConsumerBody, True, {"backoff_ms": [0, U64], "max_ack_pending": 0, "max_waiting": U64}),
-    (schemas.ConsumerBody, True, {"filter": None, "dead_letter": None, "inactive_ttl_ms": 1}),
-    (schemas.ConsumerBody, True, {"filter": "eu.*", "deliver": "last_per_tag", "dead_letter": "lost"}),
-    (schemas.ConsumerBody, True, {"filter": ["tag", "Subject", "a.>"], "deliver": {"from_seq": U64}}),
-    (schemas.ConsumerBody, True, {"filter": ["a.*.b", ">", ["tag", "Eq", "x"]], "deliver": {"from_ts": 0}}),
-    (schemas.ConsumerBody, True, {"filter": ["tag", "b", "c"]}),
-    (schemas.ConsumerBody, True, {"filter": []}),
-    (schemas.ConsumerBody, False, {"ack": "some"}),
-    (schemas.ConsumerBody, False, {"max_deliver": 2**32}),
-    (schemas.ConsumerBody, False, {"backoff_ms": [1] * 33}),
-    (schemas.ConsumerBody, False, {"backoff_ms": [U64 + 1]}),
-    (schemas.ConsumerBody, False, {"backoff_ms": None}),
-    (schemas.ConsumerBody, True, {"filter": "eu.>x"}),
-    (schemas.ConsumerBody, False, {"filter": "eu.>"}),
-    (schemas.ConsumerBody, False, {"filter": "orders.*.new"}),
-    (schemas.ConsumerBody, False, {"filter": ["a..b"]}),
-    (schemas.ConsumerBody, False, {"filter": ["tag", "Glob", "a"]}),
-    (schemas.ConsumerBody, False, {"filter": [["tag", "Glob", "a"]]}),
-    (schemas.ConsumerBody, False, {"filter": [["tag", "Eq"]]}),
-    (schemas.ConsumerBody, False, {"filter": ["a"] * 33}),
-    (schemas.ConsumerBody, False, {"filter": "t" * 257}),
-    (schemas.ConsumerBody, False, {"deliver": "some"}),
-    (schemas.ConsumerBody, False, {"deliver": {}}),
-    (schemas.ConsumerBody, False, {"deliver": {"from_seq": 1, "from_ts": 1}}),
-    (schemas.ConsumerBody, False, {"deliver": {"from_seq": U64 + 1}}),
-    (schemas.ConsumerBody, False, {"deliver": None}),
-    (schemas.ConsumerBody, False, {"inactive_ttl_ms": U64 + 1}),
-    (schemas.ConsumerBody, False, {"headers_only": 1}),
+    (config.ConsumerBody, True, {"backoff_ms": [0, U64], "max_ack_pending": 0, "max_waiting": U64}),
+    (config.ConsumerBody, True, {"filter": None, "dead_letter": None, "inactive_ttl_ms": 1}),
+    (config.ConsumerBody, True, {"filter": "eu.*", "deliver": "last_per_tag", "dead_letter": "lost"}),
+    (config.ConsumerBody, True, {"filter": ["tag", "Subject", "a.>"], "deliver": {"from_seq": U64}}),
+    (config.ConsumerBody, True, {"filter": ["a.*.b", ">", ["tag", "Eq", "x"]], "deliver": {"from_ts": 0}}),
+    (config.ConsumerBody, True, {"filter": ["tag", "b", "c"]}),
+    (config.ConsumerBody, True, {"filter": []}),
+    (config.ConsumerBody, False, {"ack": "some"}),
+    (config.ConsumerBody, False, {"max_deliver": 2**32}),
+    (config.ConsumerBody, False, {"backoff_ms": [1] * 33}),
+    (config.ConsumerBody, False, {"backoff_ms": [U64 + 1]}),
+    (config.ConsumerBody, False, {"backoff_ms": None}),
+    (config.ConsumerBody, True, {"filter": "eu.>x"}),
+    (config.ConsumerBody, False, {"filter": "eu.>"}),
+    (config.ConsumerBody, False, {"filter": "orders.*.new"}),
+    (config.ConsumerBody, False, {"filter": ["a..b"]}),
+    (config.ConsumerBody, False, {"filter": ["tag", "Glob", "a"]}),
+    (config.ConsumerBody, False, {"filter": [["tag", "Glob", "a"]]}),
+    (config.ConsumerBody, False, {"filter": [["tag", "Eq"]]}),
+    (config.ConsumerBody, False, {"filter": ["a"] * 33}),
+    (config.ConsumerBody, False, {"filter": "t" * 257}),
+    (config.ConsumerBody, False, {"deliver": "some"}),
+    (config.ConsumerBody, False, {"deliver": {}}),
+    (config.ConsumerBody, False, {"deliver": {"from_seq": 1, "from_ts": 1}}),
+    (config.ConsumerBody, False, {"deliver": {"from_seq": U64 + 1}}),
+    (config.ConsumerBody, False, {"deliver": None}),
+    (config.ConsumerBody, False, {"inactive_ttl_ms": U64 + 1}),
+    (config.ConsumerBody, False, {"headers_only": 1}),
     (schemas.PauseBody, True, {}),
     (schemas.PauseBody, True, {"until_ts": U64}),
     (schemas.PauseBody, False, {"until_ts": U64 + 1}),
@@ -666,20 +673,20 @@ def test_names_where_topics_are_created(name: str, accepted: bool) -> None:
 
 
 def test_the_config_of_a_response_is_a_topics_config() -> None:
-    fields = {field.name for field in msgspec.structs.fields(responses.Config)}
+    fields = {field.name for field in msgspec.structs.fields(config.TopicSettings)}
     assert fields == {*TopicConfig.__struct_fields__, "durable"}
-    assert fields == set(schemas.ConfigBody.__struct_fields__)
+    assert fields == set(config.ConfigBody.__struct_fields__)
 
 
 def test_the_config_of_a_consumer_in_a_response_is_a_consumers_config() -> None:
-    fields = {field.name for field in msgspec.structs.fields(consumer_responses.ConsumerConfig)}
+    fields = {field.name for field in msgspec.structs.fields(config.ConsumerSettings)}
     assert fields == {*ConsumerConfig.__struct_fields__} - {"deliver_value"}
-    assert fields == set(schemas.ConsumerBody.__struct_fields__)
+    assert fields == set(config.ConsumerBody.__struct_fields__)
 
 
 def test_a_tombstone_is_the_engines() -> None:
     gone = json.loads(msgspec.json.encode(Tombstone(1, 4, "cap", 4, 5, 9)))
-    assert set(gone) == set(responses.Tombstone.__struct_fields__)
+    assert set(gone) == {field.name for field in shown(responses.Tombstone)}
     assert validator("Tombstone").is_valid(gone)
 
 
@@ -726,7 +733,7 @@ def test_the_pages_decoder_works() -> None:
 def test_the_page_names_what_there_is() -> None:
     wanted = {f"`{code}`" for code in STATUS}
     for body in (*REQUESTS, *responses.BODIES, *forward_responses.BODIES):
-        wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
+        wanted |= {f"`{field.encode_name}`" for field in shown(body)}
     for _, path, operation in operations():
         if "/{consumer}" in path or operation["tags"] == ["consolidation"]:
             continue  # these have a page of their own
@@ -739,7 +746,7 @@ def test_the_page_names_what_there_is() -> None:
 def test_the_page_of_consumers_names_what_there_is() -> None:
     wanted = {"`consumer_not_found`"}
     for body in (*CONSUMER_REQUESTS, *consumer_responses.BODIES):
-        wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
+        wanted |= {f"`{field.encode_name}`" for field in shown(body)}
     wanted -= {"`seq`", "`ts`", "`from_ts`"}  # in objects, which are shown whole
     assert sorted(name for name in wanted if name not in CONSUMERS_PAGE) == []
     actions = {path.rpartition("/")[2] for _, path, _ in operations() if "/{consumer}/" in path}
@@ -749,7 +756,7 @@ def test_the_page_of_consumers_names_what_there_is() -> None:
 def test_the_page_of_consolidation_names_what_there_is() -> None:
     wanted = {"`state`", "`first_seq`", "`next_seq`", "`generation`", "`chain`", "`origin`", "`inputs`"}
     for body in (*MERGE_REQUESTS, *merge_responses.BODIES, Manifest, Segment, RetiredSegment):
-        wanted |= {f"`{field.encode_name}`" for field in msgspec.structs.fields(body)}
+        wanted |= {f"`{field.encode_name}`" for field in shown(body)}
     wanted -= {"`performance`", "`path`", "`snapshot_id`"}
     for _, path, operation in operations():
         if operation["tags"] == ["consolidation"]:

@@ -12,7 +12,9 @@ import jsonschema_rs
 import numpy as np
 import pytest
 
+from tests.support.answers import assert_declared
 from topics.api.config import ConsumerConfig
+from topics.api.responses import consumers
 from topics.engine.commands import consumers as con
 from topics.engine.commands.page import Page, Tombstone
 from topics.engine.commands.topics import Records
@@ -63,6 +65,7 @@ def body_of(rendered: Any, component: str, code: int = wire.OK) -> Any:
     body = json.loads(bytes(rendered[3]))
     schema = {"$ref": f"#/components/schemas/{component}", "components": COMPONENTS}
     jsonschema_rs.Draft202012Validator(schema).validate(body)
+    assert_declared(getattr(consumers, component), bytes(rendered[3]))
     assert body.pop("performance")["server_total_ms"] == 1.5
     return body
 
@@ -170,7 +173,7 @@ def test_a_consumer() -> None:
     for created, code in ((True, wire.CREATED), (False, wire.OK)):
         rendered = consumer_replies.render_consumer(state(created=created), wire.PUT_CONSUMER, 0, 1.5)
         assert body_of(rendered, "ConsumerPut", code)["created"] is created
-    body = body_of(consumer_replies.render_consumer(state(), wire.GET_CONSUMER, 0, 1.5), "Consumer")
+    body = body_of(consumer_replies.render_consumer(state(), wire.GET_CONSUMER, 0, 1.5), "ConsumerState")
     assert "created" not in body
     assert (body["next_seq"], body["ack_floor"], body["lag_records"]) == (5, 3, 6)
     assert body["paused_until_ts"] is None
@@ -192,7 +195,7 @@ def test_a_consumer() -> None:
 )
 def test_the_config_of_a_consumer(config: ConsumerConfig, shown: dict[str, Any]) -> None:
     rendered = consumer_replies.render_consumer(state(config=config), wire.GET_CONSUMER, 0, 1.5)
-    body = body_of(rendered, "Consumer")["config"]
+    body = body_of(rendered, "ConsumerState")["config"]
     assert {name: body[name] for name in shown} == shown
     assert set(body) == {*ConsumerConfig.__struct_fields__} - {"deliver_value"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.json import encode
 
 from topics.api.errors import InvalidRequest
-from topics.api.requests import U32_MAX, U64_MAX
+from topics.api.fields import U32_MAX, U64_MAX
 from topics.api.traces import read_traceparent
 from topics.link import wire
 from topics.protocols.http.call import FRAMES_TYPE, JSON_TYPE, LINES_TYPE, Call, ask_owner

@@ -10,13 +10,12 @@ import msgspec
 
 from topics.api import limits
 from topics.api.errors import Forbidden, InvalidRequest, TopicNotFound, TopicsError
-from topics.api.requests import StartBody, WatchBody
+from topics.api.requests import GROUP_BYTES_MAX, WATCH_TOPICS_MAX, StartBody, WatchBody
 from topics.engine.core.subjects import parse_pattern
 from topics.link import wire
 from topics.link.watch import (
     SESSION_TTL_MS,
     STREAM_TOPICS_MAX,
-    WATCH_TOPICS_MAX,
     CreateSession,
     FeedOptions,
     Find,
@@ -36,7 +35,6 @@ from topics.protocols.json.bodies import BodyType, check_u64, node_names
 from topics.protocols.json.count_bound import CountBound
 
 HEARTBEAT_MS_MAX = 60_000
-GROUP_BYTES_MAX = 128
 OPEN_RETRY_US = 50_000
 OPEN_WAIT_US = 25_000_000  # waits for a restart: a browser does not reconnect after any response but 200
 

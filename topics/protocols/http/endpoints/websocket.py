@@ -14,7 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from topics.api.errors import Forbidden, InvalidRequest, TopicsError
-from topics.api.requests import U32, U64, Epoch, PublishBody, StartBody, WatchBody
+from topics.api.fields import U32, U64
+from topics.api.requests import Epoch, PublishBody, StartBody, WatchBody
 from topics.link import wire
 from topics.link.watch import STREAM_TOPICS_MAX
 from topics.protocols.http.call import Call, key_prefixes, no_upgrade

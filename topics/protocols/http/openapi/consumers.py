@@ -175,7 +175,7 @@ def _get() -> Json:
         "Get the configuration and state of a consumer",
         scopes=["read"],
         parameters=_named(),
-        answers={"200": json_answer("Consumer", "The consumer.")},
+        answers={"200": json_answer("ConsumerState", "The consumer.")},
         errors=WITH_TOPIC,
     )
 
@@ -231,7 +231,7 @@ def _pause() -> Json:
         description="An empty body means until resumed, and needs no content type.",
         parameters=_named(),
         body=_body("PauseBody", required=False),
-        answers={"200": json_answer("Consumer", "The consumer, paused.")},
+        answers={"200": json_answer("ConsumerState", "The consumer, paused.")},
         errors=(*WITH_TOPIC, *WITH_BODY),
     )
 
@@ -243,7 +243,7 @@ def _resume() -> Json:
         "Resume a paused consumer",
         scopes=["admin"],
         parameters=_named(),
-        answers={"200": json_answer("Consumer", "The consumer.")},
+        answers={"200": json_answer("ConsumerState", "The consumer.")},
         errors=WITH_TOPIC,
     )
 

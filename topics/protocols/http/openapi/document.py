@@ -9,8 +9,9 @@ import msgspec
 
 import topics
 from topics.api import limits
+from topics.api.fields import U64_MAX
 from topics.api.http_errors import STATUS
-from topics.api.requests import U64_MAX
+from topics.api.requests import TAG_CHARACTERS_MAX
 from topics.link.watch import SESSION_TTL_MS
 from topics.protocols.http.openapi.consumers import consumer_paths
 from topics.protocols.http.openapi.forwards import forward_paths
@@ -35,7 +36,7 @@ from topics.protocols.http.openapi.operations import (
     query,
     topic_name,
 )
-from topics.protocols.http.openapi.schemas import REF, SUBJECT_PATTERN, TAG_CHARACTERS_MAX, Json, components
+from topics.protocols.http.openapi.schemas import REF, SUBJECT_PATTERN, Json, components
 from topics.protocols.http.openapi.transactions import transaction_paths
 from topics.protocols.json.unknown_fields import PATHS_MAX
 
@@ -261,7 +262,7 @@ def _get_topic() -> Json:
         "Get the state and configuration of a topic",
         scopes=["read"],
         parameters=[topic_name(), flag("touch", True, "Whether this counts as a read.")],
-        answers={"200": json_answer("TopicState", "The topic.")},
+        answers={"200": json_answer("Topic", "The topic.")},
         errors=WITH_TOPIC,
     )
 
@@ -367,7 +368,7 @@ def _read_page() -> Json:
 
 def _diff_page() -> Json:
     number: Json = {"type": "integer", "minimum": 0}
-    pages = json_answer("DiffPage", "A page of records, in the format selected by `Accept`.")
+    pages = json_answer("Page", "A page of records, in the format selected by `Accept`.")
     pages["content"][FRAMES_TYPE] = {}  # binary: no schema
     pages["headers"] = {
         "Topics-Next-From-Seq": header(number, "With frames: the next `from_seq`."),

@@ -43,7 +43,7 @@ def _list() -> Json:
             query("dest", TEXT, "Only routers with exactly this dest."),
             *page_of("routers"),
         ],
-        answers={"200": json_answer("ForwardList", "A page of routers.")},
+        answers={"200": json_answer("RouterList", "A page of routers.")},
         errors=(*KEYED, 503),
     )
 
@@ -59,8 +59,8 @@ def _put() -> Json:
         parameters=[_router_name(creates=True)],
         body={"required": True, "content": {JSON_TYPE: content_of("ForwardBody")}},
         answers={
-            "200": json_answer("ForwardPut", "The router existed; this is its new configuration."),
-            "201": json_answer("ForwardPut", "Created."),
+            "200": json_answer("RouterPut", "The router existed; this is its new configuration."),
+            "201": json_answer("RouterPut", "Created."),
         },
         errors=(*WITH_TOPIC, *WITH_BODY, 409),
     )
@@ -74,7 +74,7 @@ def _get() -> Json:
         scopes=["read"],
         description="Records written to the source before this call are copied and counted first.",
         parameters=[_router_name()],
-        answers={"200": json_answer("Forward", "The router.")},
+        answers={"200": json_answer("RouterState", "The router.")},
         errors=WITH_TOPIC,
     )
 
@@ -87,6 +87,6 @@ def _drop() -> Json:
         scopes=["delete"],
         description="Existing copies stay. If the router does not exist, `deleted` is false.",
         parameters=[_router_name()],
-        answers={"200": json_answer("ForwardDeleted", "Deleted.")},
+        answers={"200": json_answer("RouterDeleted", "Deleted.")},
         errors=(*KEYED, 503),
     )
