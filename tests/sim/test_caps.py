@@ -1,7 +1,7 @@
-"""Goal: caps over all shards are exact, and a write gets a 429 only when there is no room anywhere.
+"""Goal: caps over all shards are exact, and a write gets a 429 only when no shard has room.
 
-Method: several real shards on simulated disks whose catalog messages are carried by hand; stories of the ways in which
-messages and deaths can cross each other, then seeded walks that compare with a count.
+Method: several real shards on simulated disks, with messages to the catalog carried by the test. First the cases in
+which messages and deaths cross each other, then seeded random runs that compare with a count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cluster(shards: int = 3, **limits: int) -> Cluster:
 
 
 def create(made: Cluster, shard: int, topic: str, body: Any = None) -> int:
-    """The status of a creating write; 0 while it is parked."""
+    """The status of a creating write; 0 while it waits."""
     reply = made.ask(shard, wire.WRITE, topic, body or write())
     return reply.status if reply is not None else 0
 
@@ -90,7 +90,7 @@ def test_exactly_at_the_cap_is_allowed() -> None:
 
 
 def test_a_write_larger_than_what_is_left_of_the_grant_gets_all_it_takes() -> None:
-    """It asks for its whole size: asking for the missing part alone, on top of what is used, would be too little."""
+    """It asks for its whole size: the missing part alone, on top of what is used, would be too little."""
     made = cluster(2, max_total_bytes=1000)
     assert create(made, 1, "b", write(100)) == 201  # with a chunk of 125 granted for it
     for size in (60, 500, 340):
@@ -153,7 +153,7 @@ def test_what_may_come_back_keeps_its_place() -> None:
     fill(made, 2)
     rig = made.rig(1)
     key = rig.receive(wire.PUT_TOPIC, "perhaps", {"durability": "fsync"})
-    for _ in range(4):  # until the shard has its grant, and the creation is written
+    for _ in range(4):  # until the shard has its grant and the creation is written
         while made.carry():
             pass
         rig.turn()
@@ -175,7 +175,7 @@ def test_news_of_a_death_that_come_after_the_successor_s_report_do_not_shut_it_o
     made = cluster(2, max_topics=10)
     gone = made.lose(1)
     made.start(1, heard=False)
-    made.rest()  # the catalog hears the new one begin
+    made.rest()  # the catalog learns of the new incarnation
     made.rig(0).caps.shard_down(1, gone.incarnation)
     made.rest()
     for i in range(10):
@@ -189,10 +189,10 @@ def test_the_last_words_of_a_dead_worker_do_not_take_its_successor_s_place() -> 
     old = made.rig(1)
     old.receive(wire.WRITE, "t", write())
     old.rest()
-    ((_, (words,)),) = old.asks  # a want, still on its way
+    ((_, (words,)),) = old.asks  # a request for a grant, still in flight
     made.lose(1)
     made.start(1, heard=False)
-    assert create(made, 1, "t") == 201  # and a chunk that it does not use
+    assert create(made, 1, "t") == 201  # and a grant that it does not use
     made.rig(0).core.receive(WORKER + b"1-0", bytes(words))
     for i in range(99):
         assert create(made, 0, f"t{i}") == 201, "the successor did not hear the recall"
@@ -203,7 +203,7 @@ def test_a_recall_on_the_heels_of_a_grant_does_not_take_it_away_unused() -> None
     rigs: list[Rig] = [made.rig(0), made.rig(1)]
     keys = [rig.receive(wire.WRITE, "t", write()) for rig in rigs]
     rigs[1].rest()
-    rigs[0].turn()  # shard 0 has its grant and has not used it when the want of shard 1 comes
+    rigs[0].turn()  # shard 0 has its grant and has not used it when the request of shard 1 comes
     while made.carry():
         pass
     made.rest()
@@ -215,7 +215,9 @@ def test_a_recall_on_the_heels_of_a_grant_does_not_take_it_away_unused() -> None
 
 
 def walk(seed: int, *, with_deaths: bool) -> None:
-    """Creations, writes, deletes and deaths on three shards. Nothing exceeds a cap, and all that fits is let in."""
+    """Creations, writes, deletes and deaths on three shards. No cap is exceeded, and everything that fits is
+    accepted.
+    """
     rng = random.Random(seed)
     caps = {"max_topics": rng.randint(3, 12), "max_total_bytes": rng.randint(50, 2000)}
     made = cluster(3, **caps)
@@ -245,7 +247,7 @@ def _write_and_judge(
     fits = topics + is_new <= caps["max_topics"] and used + size <= caps["max_total_bytes"]
     status = create(made, shard, topic, write(size))
     assert (status in (200, 201)) == fits, (step, status, topics, used, size, caps)
-    assert status in (200, 201, 429), "with all shards up there is no other answer"
+    assert status in (200, 201, 429), "with all shards up, only success or 429 is allowed"
 
 
 @pytest.mark.sim
@@ -257,7 +259,7 @@ def test_one_at_a_time_every_answer_is_the_right_one(seed: int) -> None:
 @pytest.mark.sim
 @pytest.mark.parametrize("seed", length.seeds(short=3, long=12))
 def test_many_at_once_fill_the_cap_and_not_more(seed: int) -> None:
-    """Messages are carried between single turns, so that wants, grants and recalls cross each other."""
+    """Messages are carried between single turns, so requests, grants and recalls cross each other."""
     rng = random.Random(seed)
     cap = rng.randint(1, 20)
     made = cluster(3, max_topics=cap)

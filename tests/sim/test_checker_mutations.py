@@ -1,8 +1,8 @@
-"""Goal: the checker accepts what a real shard says, and catches every lie that is told in its name.
+"""Goal: the checker accepts what a real shard answers, and detects every change that makes it illegal.
 
-Method: clients talk to a real shard on a simulated disk, a few requests at a time, while it is killed and its power is cut;
-what they are told is a legal history. Then one answer is changed, in a way that must be harmful, and the verdict must
-change. Each kind of change is tried many times, at places chosen by a seed.
+Method: clients send requests to a real shard on a simulated disk, a few at a time, while it is killed and its power
+is cut; the answers are a legal history. Then one answer is changed in a way that must be harmful, and the checker
+must report a problem. Each kind of change is tried many times, at random places.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ IN_ARGS = ("last", "tags")
 
 
 class Recorder:
-    """A shard, its clients, and what they were told."""
+    """A shard, its clients, and their history."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -68,7 +68,7 @@ class Recorder:
         return self.history
 
     def together(self, requests: Any) -> None:
-        """All are on their way at once."""
+        """All are in flight at once."""
         waiting: dict[tuple[bytes, int], Op] = {}
         for i, (kind, topic, request) in enumerate(requests):
             op = self.history.sent(f"c{i}", kind, topic, request)
@@ -82,7 +82,7 @@ class Recorder:
         self.rig.order.clear()
 
     def restart(self, kind: str) -> None:
-        """One more write is on its way, and its client never learns what became of it."""
+        """One more write is in flight; its client never learns the outcome."""
         _, topic, request = self._write(self.rng.choice(list(TOPICS)))
         op = self.history.sent("c9", "write", topic, request)
         self.rig.receive(wire.WRITE, topic, request)
@@ -134,7 +134,7 @@ def stored(seed: int) -> bytes:
 
 
 def recorded(seed: int) -> History:
-    """A copy for the caller to spoil."""
+    """A copy that the caller may change."""
     return pickle.loads(stored(seed))  # type: ignore[no-any-return]
 
 
@@ -147,15 +147,15 @@ def test_what_a_real_shard_says_is_legal(seed: int) -> None:
     assert_ok(history)
 
 
-# -- lies ----------------------------------------------------------------------------------------------------
+# -- harmful changes -----------------------------------------------------------------------------------------
 
-Lie = Callable[[History, random.Random], bool]
-lies: list[Lie] = []
+Mutation = Callable[[History, random.Random], bool]
+mutations: list[Mutation] = []
 
 
-def lie(change: Lie) -> Lie:
-    lies.append(change)
-    return change
+def mutation(function: Mutation) -> Mutation:
+    mutations.append(function)
+    return function
 
 
 def answers(history: History, kind: str, topic: str = "fsync") -> list[Op]:
@@ -167,12 +167,12 @@ def pages(history: History, least: int = 1, topic: str = "fsync") -> list[Op]:
 
 
 def was_ever_deleted(history: History, record: dict[str, Any]) -> bool:
-    """Deletes of the recorded histories: up to 3, by one seq, or by a tag that begins with `a.`."""
+    """Deletes of the recorded histories: seqs up to 3, or a tag that begins with `a.`."""
     seqs = {seq for op in answers(history, "delete") for seq in op.request.get("seqs", ())}
     return record["$seq"] < 4 or record["$seq"] in seqs or "a." in json.dumps(record) or "$tag" not in record
 
 
-@lie
+@mutation
 def a_record_is_left_out(history: History, rng: random.Random) -> bool:
     page = rng.choice(pages(history))
     safe = [
@@ -185,43 +185,43 @@ def a_record_is_left_out(history: History, rng: random.Random) -> bool:
     return bool(safe)
 
 
-@lie
+@mutation
 def a_record_is_shown_twice(history: History, rng: random.Random) -> bool:
     records = rng.choice(pages(history)).answer["records"]
     records.insert(rng.randrange(len(records)), rng.choice(records))
     return True
 
 
-@lie
+@mutation
 def two_records_change_places(history: History, rng: random.Random) -> bool:
     one, two = rng.sample(rng.choice(pages(history, 2)).answer["records"], 2)
     one["data"], two["data"] = two["data"], one["data"]
     return True
 
 
-@lie
+@mutation
 def data_is_changed(history: History, rng: random.Random) -> bool:
     rng.choice(rng.choice(pages(history)).answer["records"])["data"] = {"w": 0}
     return True
 
 
-@lie
+@mutation
 def data_of_another_topic_is_shown(history: History, rng: random.Random) -> bool:
     other = rng.choice(rng.choice(pages(history, topic="disk")).answer["records"])
     rng.choice(rng.choice(pages(history)).answer["records"])["data"] = other["data"]
     return True
 
 
-@lie
+@mutation
 def a_tag_is_changed(history: History, rng: random.Random) -> bool:
     tagged = [record for page in pages(history) for record in page.answer["records"] if "$tag" in record]
     rng.choice(tagged)["$tag"] = "other"
     return True
 
 
-@lie
+@mutation
 def a_time_is_changed(history: History, rng: random.Random) -> bool:
-    """Of a record that was shown more than once."""
+    """Of a record that was returned more than once."""
     shown: dict[int, list[dict[str, Any]]] = {}
     for page in pages(history):
         for record in page.answer["records"]:
@@ -230,21 +230,21 @@ def a_time_is_changed(history: History, rng: random.Random) -> bool:
     return True
 
 
-@lie
+@mutation
 def a_seq_is_moved(history: History, rng: random.Random) -> bool:
     page = rng.choice(pages(history))
     rng.choice(page.answer["records"])["$seq"] += rng.choice((-1, 1))
     return True
 
 
-@lie
+@mutation
 def a_page_says_that_it_is_not_the_last(history: History, rng: random.Random) -> bool:
     page = rng.choice(pages(history))
     page.answer["caught_up"] = not page.answer["caught_up"]
     return True
 
 
-@lie
+@mutation
 def a_head_is_lowered(history: History, rng: random.Random) -> bool:
     state = rng.choice(answers(history, "state"))
     if not state.answer["head_seq"]:
@@ -254,20 +254,20 @@ def a_head_is_lowered(history: History, rng: random.Random) -> bool:
     return bool(told)
 
 
-@lie
+@mutation
 def a_head_is_raised(history: History, rng: random.Random) -> bool:
     rng.choice(answers(history, "state")).answer["head_seq"] += 1000
     return True
 
 
-@lie
+@mutation
 def a_count_is_raised(history: History, rng: random.Random) -> bool:
-    """Past everything that was ever written."""
+    """Above everything ever written."""
     rng.choice(answers(history, "state")).answer["count"] += 1000
     return True
 
 
-@lie
+@mutation
 def an_ack_names_other_seqs(history: History, rng: random.Random) -> bool:
     ack = rng.choice([op for op in answers(history, "write") if not op.answer["deduped"]]).answer
     by = rng.choice((-1, 1))
@@ -276,7 +276,7 @@ def an_ack_names_other_seqs(history: History, rng: random.Random) -> bool:
     return True
 
 
-@lie
+@mutation
 def a_visible_write_was_refused(history: History, rng: random.Random) -> bool:
     seen = {record["$seq"] for page in pages(history) for record in page.answer["records"]}
     op = rng.choice([op for op in answers(history, "write") if op.answer["first_seq"] in seen])
@@ -284,15 +284,15 @@ def a_visible_write_was_refused(history: History, rng: random.Random) -> bool:
     return not op.request.get("idempotency_key")
 
 
-@lie
+@mutation
 def a_gap_is_not_announced(history: History, rng: random.Random) -> bool:
-    """Nobody deletes from this topic, so nothing else can explain the gap."""
+    """No client deletes from this topic, so nothing else can explain the gap."""
     gaps = [op for op in answers(history, "diff", "capped") if op.answer["tombstone"]]
     rng.choice(gaps).answer["tombstone"] = None
     return True
 
 
-@lie
+@mutation
 def a_gap_has_another_reason(history: History, rng: random.Random) -> bool:
     gaps = [
         op
@@ -303,7 +303,7 @@ def a_gap_has_another_reason(history: History, rng: random.Random) -> bool:
     return True
 
 
-@lie
+@mutation
 def a_topic_is_said_to_be_missing(history: History, rng: random.Random) -> bool:
     before = answers(history, "write")[0].answered_at or 0
     op = rng.choice([op for op in answers(history, "state") if op.sent_at > before] or [history.ops[0]])
@@ -311,9 +311,9 @@ def a_topic_is_said_to_be_missing(history: History, rng: random.Random) -> bool:
     return op.kind == "state"
 
 
-@lie
+@mutation
 def an_old_page_is_told_again(history: History, rng: random.Random) -> bool:
-    """To a later question, after more was acknowledged."""
+    """As the answer to a later request, after more was acknowledged."""
     whole = [op for op in answers(history, "diff") if not op.request.get("from_seq")]
     old, new = sorted(rng.sample(whole, 2), key=lambda op: op.sent_at)
     between = [
@@ -326,24 +326,24 @@ def an_old_page_is_told_again(history: History, rng: random.Random) -> bool:
     return bool(between)
 
 
-@lie
+@mutation
 def a_config_is_another(history: History, rng: random.Random) -> bool:
     rng.choice(answers(history, "state")).answer["config"]["cap_records"] = 77
     return True
 
 
-def harmful(change: Lie) -> Iterator[History]:
-    """Copies of recorded histories with this lie, at seeded places."""
+def harmful(mutation: Mutation) -> Iterator[History]:
+    """Copies of recorded histories with this change, at random places."""
     for attempt in range(TRIES):
         history = recorded(SEEDS[attempt % len(SEEDS)])
-        if change(history, random.Random(attempt)):
+        if mutation(history, random.Random(attempt)):
             yield history
 
 
-@pytest.mark.parametrize("change", lies, ids=lambda change: change.__name__)
-def test_every_harmful_lie_is_caught(change: Lie) -> None:
+@pytest.mark.parametrize("change", mutations, ids=lambda mutation: mutation.__name__)
+def test_every_harmful_lie_is_caught(mutation: Mutation) -> None:
     tried = 0
-    for history in harmful(change):
+    for history in harmful(mutation):
         tried += 1
-        assert check(history), f"nobody noticed lie {tried}"
-    assert tried >= max(1, TRIES // 4), "the lie could hardly ever be told"
+        assert check(history), f"the checker missed change {tried}"
+    assert tried >= max(1, TRIES // 4), "the change could hardly ever be made"

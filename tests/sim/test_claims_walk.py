@@ -1,8 +1,9 @@
-"""Goal: nobody waits in vain: as soon as there is something to hand out, a claim that waits has it.
+"""Goal: no claim waits while there is something to deliver.
 
-Method: seeded walks over everything that can make a record ready (writes, nacks, expiries, delays, disconnects, acks that
-make room, resumes, resets), with claims of every kind parked. After each step, and the moment that a timer may be late, either
-nothing is ready or nobody waits. Every claim is answered once, and no two hold one record.
+Method: seeded random runs over everything that can make a record ready (writes, nacks, expiries, delays, disconnects,
+acks that make room, resumes, resets), with waiting claims of every kind. After each step, and the time by which a
+timer may be late, either nothing is ready or no claim waits. Every claim is answered once, and no two hold one
+record.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.sim
 
 SEEDS, STEPS = length.seeds(short=2, long=30), 200
 JITTER_MS = 50
-LATE_MS = 2  # by which a timer may come after its time
+LATE_MS = 2  # how late a timer may be
 NODES = (b"a", b"b", b"c")
 CONNECTIONS = 4
 
@@ -62,14 +63,14 @@ class Walk:
         self.collect()
 
     def collect(self) -> None:
-        """Take the answers that have come, in their order."""
+        """Take the answers that have arrived, in order."""
         self.h.run_jobs()
         for token in [token for token in self.h.order if token in self.parked]:
             command, answer = self.parked.pop(token), self.h.replies[token]
             assert not isinstance(answer, TopicsError), answer
             check_claimed(answer)
             assert len(answer.page.seqs) <= command.max
-            assert answer.page.seqs or not command.standing, "a standing claim is answered with something"
+            assert answer.page.seqs or not command.standing, "a waiting claim must not get an empty answer"
             self.answers += bool(answer.page.seqs)
             for seq, deadline in zip(answer.page.seqs, answer.deadlines, strict=True):
                 began = deadline - (command.lease_ms or 1000)
@@ -111,7 +112,7 @@ class Walk:
         self.h.do(c.Delete("q", seqs=[self.rng.randint(1, head)] if head else []))
 
     def steer(self) -> None:
-        """What only named consumers know."""
+        """Changes that only named consumers have."""
         if not self.name:
             return
         move = self.rng.choice(["pause", "resume", "resume", "reset", "configure"])
@@ -124,7 +125,7 @@ class Walk:
             self.h.do(k.PauseConsumer("q", "c", move == "pause"))
 
     def nobody_waits_in_vain(self) -> None:
-        """What became ready a moment ago may need another one."""
+        """What became ready a moment ago may need one more."""
         for _ in range(3):
             if not self.waits_in_vain():
                 return
@@ -155,7 +156,7 @@ def walk(h: LeaseHarness, name: str, seed: int, window_ms: int = 0) -> Walk:
     with slices_of(seed):
         for _ in range(STEPS):
             this.step()
-    assert this.answers > STEPS / 20, "the walk hardly ever got anything"
+    assert this.answers > STEPS / 20, "the run hardly ever claimed anything"
     return this
 
 

@@ -1,4 +1,4 @@
-"""Erases of what lies in the cold tier: when they are answered as done the bytes are in neither tier, whatever crashes or fails."""
+"""Erases in the cold tier: once an erase is answered the bytes are in neither tier, whatever crashes or fails."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_erase_while_the_segment_is_on_its_way() -> None:
         h.jobs.remove(job)
     (token,) = h.ask(c.Delete("t", seqs=[3], erase=True))
     h.rest()
-    assert token not in h.replies, "a copy may be on its way to the store"
+    assert token not in h.replies, "a copy to the store may be in progress"
     h.jobs += moves
     h.rest()
     assert h.replies[token].deleted == 1
@@ -76,7 +76,7 @@ def test_an_erase_while_the_segment_is_on_its_way() -> None:
 
 
 def erased_and_killed() -> Harness:
-    """The old generation is gone, and only the log knows of the new one."""
+    """The old generation is gone, and only the log names the new one."""
     h = relocated(secret=3)
     assert h.do(c.Delete("t", seqs=[3], erase=True)).deleted == 1
     h.kill()
@@ -148,7 +148,9 @@ def test_a_new_generation_that_is_damaged_in_both_tiers_is_an_announced_loss() -
 
 
 def test_a_snapshot_lists_no_dead_segment_whose_files_an_erase_has_taken() -> None:
-    """Memory has let go of it, so the erase takes its files; a start from the last checkpoint has it again, with nothing alive."""
+    """Memory does not have it any more, so the erase removes its files; a start from the last checkpoint finds it
+    again, with no live record.
+    """
     store = ObjectStore()
     h = moved(store)
     h.config = msgspec.structs.replace(h.config, rewrite_dead_share=1)
@@ -229,7 +231,7 @@ def test_an_erase_without_the_store_is_put_off(restart: bool) -> None:
     "an erase is 429 with limit cold_tier, and done by a start with it",
 )
 def test_an_erase_without_the_cold_directory_waits_for_copies_that_may_be_there() -> None:
-    """The move was stopped between copy and flip: everything that is known here says that the segment is hot."""
+    """The relocation was stopped between copy and flip: according to the hot tier the segment is hot."""
     store = ObjectStore()
     h = filled(store, secret=3)
     overwrite(h.disk, "cold-id", b"the same in both\n")
@@ -244,7 +246,7 @@ def test_an_erase_without_the_cold_directory_waits_for_copies_that_may_be_there(
     assert put_off.detail["limit"] == "cold_tier"
     h.restart()
     h.rest()
-    assert h.engine.shard.state.published["t"].erasing, "it is not done"
+    assert h.engine.shard.state.published["t"].erasing, "the erase is not finished"
     h.close()
     h.cold = store
     h.open()

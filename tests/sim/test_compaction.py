@@ -1,9 +1,10 @@
-"""Giving space back: what is mostly dead is written again without its dead, at its pace, and nobody can tell.
+"""Compaction: segments of mostly deleted records are rewritten without them, at a limited pace, and no reader
+notices.
 
-Goal: no reader, whatever it asks and whenever the process dies, sees a difference between a shard that gives space back and
-one that never does; checkpoints, erases and drops do not wait for it; it is as slow as it was told to be.
-Method: two engines on simulated disks get the same commands, one of them with the reclaimer, and every answer is compared; both die
-at random, the one with copies under way. A planted mutation shows that the comparison can fail.
+Goal: no reader, whatever it asks and whenever the process dies, sees a difference between a shard with compaction and
+one without; checkpoints, erases and drops do not wait for it; it is as slow as configured. Method: two engines on
+simulated disks get the same commands, one of them with compaction, and every answer is compared; both die at random,
+the one with copies in progress. A mutation shows that the comparison can fail.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ EVERY_TAG = TagMatch("Glob", b"*")
 
 
 def sparse(config: EngineConfig = RECLAIMING, *, segments: int = 2, pad: int = 0) -> Harness:
-    """A topic whose first segments have lost two of their four records each, and no copy has been begun."""
+    """A topic whose first segments have lost two of their four records each; no copy has been begun."""
     h = Harness(config)
     h.put("t")
     h.append("t", *numbered(1, 4 * segments + 1, pad))
@@ -49,11 +50,11 @@ def generations(h: Harness) -> list[int]:
     return [meta.generation for meta in metas if meta is not None]
 
 
-# ---- nobody can tell
+# ---- no visible difference
 
 
 def seen(h: Harness, topic: str) -> list[Any]:
-    """Everything that readers can ask of a topic."""
+    """Everything that readers can ask about a topic."""
     state = h.state(topic)
     found: list[Any] = [(state.head_seq, state.earliest_seq, state.count, state.bytes, state.queue)]
     for seq in range(state.head_seq + 2):
@@ -72,7 +73,7 @@ def seen(h: Harness, topic: str) -> list[Any]:
 
 
 def told(reply: Any) -> Any:
-    """An answer without what chance or the moment gives it."""
+    """An answer without its random and time-dependent parts."""
     if isinstance(reply, k.Claimed):
         return rows_of(reply.page), reply.deliveries, reply.ready
     if isinstance(reply, k.Settled):
@@ -81,7 +82,7 @@ def told(reply: Any) -> Any:
 
 
 class Twins:
-    """One engine that gives space back, slowly, and one that never does."""
+    """One engine with slow compaction, and one without."""
 
     TOPICS = ("log", "queue", "capped", "per-tag")
 
@@ -108,7 +109,7 @@ class Twins:
     def do(self, command: c.Command) -> Any:
         one, other = (h.do(command) for h in self.both)
         assert told(one) == told(other), command
-        for _ in range(self.rng.randrange(4)):  # some of what is begun goes on, most stays under way
+        for _ in range(self.rng.randrange(4)):  # some of the copies progress, most stay unfinished
             if self.one.jobs:
                 self.one.run_job()
         return one
@@ -162,7 +163,7 @@ class Twins:
             assert seen(self.one, topic) == seen(self.other, topic), topic
 
     def walk(self, steps: int) -> int:
-        """How many segments were written again."""
+        """How many segments were rewritten."""
         for number in range(steps):
             self.step()
             if number % 30 == 29:
@@ -178,11 +179,11 @@ class Twins:
 
 @pytest.mark.parametrize("seed", length.seeds(short=2, long=8))
 def test_no_reader_can_tell_whether_space_is_given_back(seed: int) -> None:
-    assert Twins(seed).walk(90) > 3, "nothing was written again: this proves nothing"
+    assert Twins(seed).walk(90) > 3, "no segment was rewritten, so nothing was tested"
 
 
 def test_the_comparison_finds_a_copy_that_lacks_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mutation: now and then the first living record of a segment is taken for a dead one."""
+    """The mutation: now and then the first live record of a segment is treated as deleted."""
     right = compaction._dead_rows
 
     def wrong(log: TopicLog, chunk: Chunk) -> Any:
@@ -210,10 +211,10 @@ def test_it_takes_its_time() -> None:
     for _ in range(60):
         h.pass_time(500)
         done.append(sum(generations(h)))
-    assert done[0] <= 2, "a burst is short"
+    assert done[0] <= 2, "the burst is too long"
     assert done[-1] == 12
     assert all(after - before <= 1 for before, after in pairwise(done[1:])), done
-    assert done.index(12) >= 20, "twelve times 6 KiB at 4 KiB a second"
+    assert done.index(12) >= 20, "faster than 4 KiB a second"
 
 
 def test_without_a_bound_it_is_done_at_once() -> None:
@@ -234,7 +235,7 @@ def test_a_disk_that_runs_full_is_not_kept_waiting() -> None:
 
 
 def test_it_is_gone_on_with_after_a_restart() -> None:
-    """What is dead is known from the snapshot, so nobody has to touch the topic."""
+    """The snapshot says what is deleted, so no request to the topic is needed."""
     config = msgspec.structs.replace(RECLAIMING, reclaim_bytes_per_s=1, wal_file_bytes=1 << 16)
     h = sparse(config, segments=4, pad=400)
     h.checkpoint()
@@ -245,7 +246,7 @@ def test_it_is_gone_on_with_after_a_restart() -> None:
     assert generations(h)[:4] == [1] * 4
 
 
-# ---- beside everything else
+# ---- together with other work
 
 
 def until_copying(h: Harness) -> None:
@@ -254,11 +255,11 @@ def until_copying(h: Harness) -> None:
         if any(job.kind == compaction.REWRITE_KIND for job in h.jobs):
             return
         h.run_job() if h.jobs else h.ask()
-    raise AssertionError("nothing is written again")
+    raise AssertionError("no segment is rewritten")
 
 
 def run_others(h: Harness) -> None:
-    """Everything but the copy goes on."""
+    """Do everything except the copy."""
     for _ in range(1000):
         other = next((job for job in h.jobs if job.kind != compaction.REWRITE_KIND), None)
         if other is not None:
@@ -267,7 +268,7 @@ def run_others(h: Harness) -> None:
         h.ask()
         if all(job.kind == compaction.REWRITE_KIND for job in h.jobs) and not h.engine._has_background_work():
             return
-    raise AssertionError("the rest never ends")
+    raise AssertionError("the other work never ends")
 
 
 def test_checkpoints_do_not_wait_for_a_copy() -> None:
@@ -285,7 +286,9 @@ def test_checkpoints_do_not_wait_for_a_copy() -> None:
 
 
 def test_deletes_while_it_is_copied_are_kept_over_a_crash() -> None:
-    """One before a checkpoint that marks it in the old generation, one after it; and then no log is left that has them."""
+    """One delete before a checkpoint that marks it in the old generation, one after it; then no log is left that has
+    them.
+    """
     h = sparse(segments=1)
     until_copying(h)
     h.do(c.Delete("t", seqs=[3]))
@@ -328,7 +331,7 @@ def test_an_erase_does_not_wait_and_the_copy_is_given_up() -> None:
     h.pass_time(5000)
     h.checkpoint()
     h.pass_time(5000)
-    assert generations(h)[0] == 1, "it is tried again afterwards"
+    assert generations(h)[0] == 1, "it must be retried afterwards"
     assert h.seqs("t") == [4, 5]
     assert holders(h.disk, b"a secret") == []
 
@@ -369,14 +372,14 @@ def test_a_damaged_segment_is_left_for_readers_to_find() -> None:
 
 
 def dies_at(h: Harness, call: int) -> bool:
-    """Give space back until that call to the disk, if there are so many."""
+    """Compact until that call to the disk, if there are so many."""
     left = call
 
     def count() -> None:
         nonlocal left
         left -= 1
         if not left:
-            raise KeyboardInterrupt  # nothing of ours catches it
+            raise KeyboardInterrupt  # no handler catches it
 
     h.engine.checkpoint()
     h.line.each_call = count
@@ -409,7 +412,7 @@ def test_a_crash_at_every_disk_call_of_it(how: str) -> None:
 
 
 def test_what_is_dead_is_counted_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic of many segments, one record appended: the checkpoint looks at the rows of the open one alone."""
+    """A topic of many segments and one append: the checkpoint reads only the rows of the open segment."""
     h = Harness(RECLAIMING)
     h.put("t")
     h.append("t", *numbered(1, 400))
@@ -431,7 +434,7 @@ def test_what_is_dead_is_counted_where_something_changed(monkeypatch: pytest.Mon
 
 
 def test_a_segment_without_a_living_record_goes_under_load_too() -> None:
-    """Writes wait for their sync all the time: that must not keep a dead segment."""
+    """Writes wait for their sync all the time: a dead segment must be removed anyway."""
     h = Harness(RECLAIMING)
     h.put("t")
     h.append("t", *numbered(1, 12))
@@ -446,7 +449,7 @@ def test_a_segment_without_a_living_record_goes_under_load_too() -> None:
     assert 5 not in firsts
 
 
-# ---- what is told
+# ---- reports
 
 
 def test_usage_is_that_of_the_files() -> None:

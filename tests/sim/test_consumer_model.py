@@ -1,9 +1,9 @@
-"""Goal: whatever happens to a named consumer, it hands out each record to one at a time until it is settled, loses none,
-and every number that it tells of itself is right.
+"""Goal: whatever happens to a named consumer, it delivers each record to one client at a time until it is settled,
+loses none, and all its counts are right.
 
-Method: a Hypothesis machine drives an engine and a plain model side by side: writes with tags, fetches, acks of each kind,
-nacks, terms, deletes, pauses, resets, new configs, clock jumps, restarts, kills and power cuts. After every step all
-figures are compared.
+Method: a Hypothesis state machine drives an engine and a simple model side by side: writes with tags, fetches, acks
+of each kind, nacks, terms, deletes, pauses, resets, new configs, clock jumps, restarts, kills and power cuts. After
+every step all counts are compared.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CHOICES: Choices = {
     "dry_run": [False, True],
     "known": [True, True, False],
     "how": ["restart", "kill", "power cut", "checkpoint and kill"],
-    "pick": range(1 << 16),  # what a rule chooses of what there is
+    "pick": range(1 << 16),  # fractions with which a rule picks from what exists
 }
 MOVES = {
     "produce": 8, "fetch": 20, "acks": 8, "nack": 8, "extend": 5, "term": 2, "time_passes": 4, "an_edge_is_reached": 8,
@@ -67,7 +67,7 @@ def any_of(*names: str) -> dict[str, st.SearchStrategy[Any]]:
 
 @dataclass
 class Held:
-    """A record in hand."""
+    """A leased record."""
 
     deliveries: int = 0
     place: str = "ready"  # ready, leased, delayed, moving
@@ -81,7 +81,7 @@ class ConsumerModel:
     topic: TopicConfig
     config: ConsumerConfig
     live: dict[int, bytes | None] = field(default_factory=dict)
-    fresh: list[int] = field(default_factory=list)  # never handed out, in order
+    fresh: list[int] = field(default_factory=list)  # never delivered, in order
     held: dict[int, Held] = field(default_factory=dict)
     head: int = 0
     paused: bool = False
@@ -129,7 +129,7 @@ class ConsumerModel:
         return chosen + self.fresh[: room if room > 0 else 0], dying
 
     def settle(self, seq: int, counter: str) -> None:
-        """Done with, in one way or another; what that does to the record is for the topic to say."""
+        """Settled, in one way or another; the topic's type decides what happens to the record."""
         del self.held[seq]
         self.counters[counter] += 1
         if self.topic.retention != "limits":
@@ -155,7 +155,7 @@ class ConsumerModel:
             if seq >= to_seq and self.wants(tag) and seq not in self.held
         ]
         if self.topic.retention == "interest":
-            # It does not need what it has skipped, and there is nobody else.
+            # It does not need the records it has skipped, and there is no other consumer.
             self.live = {seq: tag for seq, tag in self.live.items() if seq >= to_seq or seq in self.held}
 
     def figures(self) -> dict[str, object]:
@@ -181,7 +181,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         retention: str,
     ) -> None:
         if retention == "interest":
-            filter = ()  # what a filter leaves out would go as well
+            filter = ()  # records that a filter omits would be removed as well
         fields: dict[str, Any] = {
             "ack": ack, "filter": filter, "max_deliver": max_deliver, "dead_letter": dead_letter,
             "max_ack_pending": max_ack_pending,
@@ -200,7 +200,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         self.model.pass_to(now)
         return now
 
-    # ---- what clients do
+    # ---- clients
 
     @rule(**any_of("count", "pick"))
     def produce(self, count: int, pick: int) -> None:
@@ -288,7 +288,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         for seq in self.settle("term", pick, node)[1]:
             self.model.die(seq)
 
-    # ---- what is done to it
+    # ---- other events
 
     @rule(**any_of("ms"))
     def time_passes(self, ms: int) -> None:
@@ -350,7 +350,7 @@ class ConsumerMachine(RuleBasedStateMachine):
                 assert self.model.held[letter.seq].place == "moving"
                 self.model.settle(letter.seq, "dead_lettered")
                 if letter.seq >= cursor and letter.seq in self.model.live:
-                    insort(self.model.fresh, letter.seq)  # a reset has asked for all of them again
+                    insort(self.model.fresh, letter.seq)  # a reset has requested all of them again
 
     @rule(**any_of("how"))
     def end(self, how: str) -> None:
@@ -364,7 +364,7 @@ class ConsumerMachine(RuleBasedStateMachine):
             self.h.open()
         self.now()
 
-    # ---- what always holds
+    # ---- invariants
 
     @invariant()
     def engine_and_model_agree(self) -> None:
@@ -377,13 +377,13 @@ class ConsumerMachine(RuleBasedStateMachine):
         assert self.h.seqs("q") == list(model.live)
         open_seqs = [*model.held, *model.fresh]
         assert state.ack_floor < min(open_seqs, default=model.head + 1), (
-            "something below the floor is not settled"
+            "a record below the floor is not settled"
         )
         if model.held and min(model.held) < min([state.cursor, *model.fresh]):
             assert state.ack_floor == min(model.held) - 1
 
     def teardown(self) -> None:
-        """Everything can be finished."""
+        """Every record can be settled."""
         if not hasattr(self, "h"):
             return
         self.h.do(k.PauseConsumer("q", "c", False))

@@ -1,12 +1,12 @@
 """Goal: there is no disk call at which a power cut, a process crash or an I/O error breaks a promise.
 
-Method: one scripted workload that uses every operation, every durability class, a checkpoint, a segment rewrite, a topic
-drop and an erase. It runs once for each disk call that may change something, with a crash planned there (a crash at a call
-that only looks leaves what the next one leaves, which must keep more promises); after each crash the engine is recovered
-twice (the second time after another crash right away) and judged against what was acked. The same with each call failing
-once with EIO, and each that may need room with ENOSPC: the engine may refuse or turn read-only, reads go on, and after a
-restart everything acked is there. The calls are dealt over several tests, so that they run in parallel; a run takes a
-sample of them, `--long` every one.
+Method: one scripted workload uses every operation, every durability class, a checkpoint, a segment rewrite, a topic
+drop and an erase. It runs once for each disk call that may change something, with a crash planned there (a crash at a
+read leaves the same as one at the next change, where more has been promised). After each crash the engine is
+recovered twice (the second time after another crash right away) and compared with what was acked. The same with each
+call failing once with EIO, and each that may need space with ENOSPC: the engine may refuse or turn read-only, reads
+go on, and after a restart everything acked is there. The calls are distributed over several tests, so that they run
+in parallel; a normal run takes a sample of them, `--long` every one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.sim
 SHARES = 2
 CONFIG = msgspec.structs.replace(
     SMALL, verify=False
-)  # the walks check invariants; here thousands of runs count
+)  # random runs check invariants; here the number of runs counts
 FSYNC, DISK = Conf(durability="fsync"), Conf()
 LOOKS = ("read", "size", "close", "exists", "list", "boot_id", "random_u64")
 
@@ -42,7 +42,7 @@ def recs(serial: int, count: int, tag: bytes | None = None) -> list[NewRec]:
 
 
 def workload(driver: Driver) -> Iterator[None]:
-    """Everything once, cut in steps; the caller decides where it ends."""
+    """Everything once, in steps; the caller decides where it ends."""
     send, drain = driver.send, driver.drain
     send(d.put("f", FSYNC), d.put("d", DISK), d.put("m", Conf(durability="memory")))
     send(d.put("e", Conf(durability="ephemeral")), d.put("c", Conf(durability="fsync", cap_records=3)))
@@ -112,7 +112,7 @@ def start(number: int) -> Driver:
 
 
 def afterwards(driver: Driver) -> None:
-    """The shard serves as if nothing had been."""
+    """The shard serves as if nothing had happened."""
     driver.send(d.append("f", recs(90, 2), conf=FSYNC), d.append("d", recs(91, 5), conf=DISK))
     driver.drain()
     driver.compare()
@@ -123,18 +123,18 @@ def afterwards(driver: Driver) -> None:
 
 @cache
 def calls(seed: int = 0) -> list[str]:
-    """What the workload asks of the disk, as the disk's trace words it."""
+    """The disk calls of the workload, from the disk's trace."""
     driver = start(seed)
     driver.disk.trace = trace = []
     for _ in workload(driver):
         pass
-    assert trace.pop() == "kill"  # the handles of the closed engine go
+    assert trace.pop() == "kill"  # closes the handles of the closed engine
     assert len(trace) > 500, "the workload hardly touched the disk"
     return trace
 
 
 def changes() -> list[int]:
-    """The numbers of the calls that may change the disk, from 1 on."""
+    """Numbers of the calls that may change the disk, from 1 on."""
     return [number for number, call in enumerate(calls(), 1) if may_change(call)]
 
 
@@ -144,13 +144,13 @@ def may_change(call: str) -> bool:
 
 
 def beginning(how: str) -> int:
-    """Where to begin, so that a kill and a power cut meet different calls when not all of them are taken."""
+    """Where to begin, so that a kill and a power cut use different calls of the sample."""
     some = length.some()
     return (length.turn(some) + (some // 2 if how == "kill" else 0)) % some
 
 
 def test_the_calls_are_the_same_whatever_the_seed() -> None:
-    """Each crash has a seed of its own, and is planned by the number that a call has with another one."""
+    """Each crash has its own seed, and is planned by a call number that was counted with another seed."""
     names = [[call.split(" ")[0] for call in calls(seed)] for seed in (0, 1)]
     assert names[0] == names[1]
 
@@ -170,7 +170,7 @@ def test_crash_at_every_call(share: int, how: str) -> None:
         try:
             for _ in workload(driver):
                 pass
-            raise Divergence("the workload never came there")
+            raise Divergence("the workload never reached that call")
         except SimulatedCrash:
             pass
         except Exception as problem:
@@ -204,10 +204,10 @@ def test_failure_of_every_call(share: int, error: int) -> None:
                     pass
             except (OSError, TopicsError):
                 if driver.engine is None or not driver.closing:
-                    raise  # only a stop may say that it failed; a turn answers
+                    raise  # only a stop may report the failure; a turn answers
             if driver.engine is not None and not driver.closing:
                 driver.compare()
-            assert driver.disk.calls - before >= number, "the workload never came there"
+            assert driver.disk.calls - before >= number, "the workload never reached that call"
             driver.disk_calm()
             driver.crash("kill" if turn % 4 < 2 else "power")
             driver.faulty = False

@@ -1,7 +1,7 @@
-"""Goal: a seed is the whole story, so that a failure seen once can be seen again.
+"""Goal: a seed determines the whole run, so that every failure can be repeated.
 
-Method: the same walk in two processes whose string hashes differ; every disk call with its arguments and every reply must
-be the same, compared by one digest of both.
+Method: the same run in two processes whose string hashes differ; one digest over every disk call with its arguments
+and every reply must be the same.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Goal: whatever is asked and however it ends, the engine shows what the plain model shows.
+"""Goal: whatever is asked and however it ends, the engine shows what the model shows.
 
-Method: seeded random walks (tests/sim/walk.py) over all operations, clean restarts, process crashes, power cuts, at any disk
-call, inside recovery and inside checkpoints, with 4-record segments and 4 KiB log files; the driver judges every reply
-and every recovery. A Hypothesis machine does the same in small, because it shrinks. Rare events are counted over a
-fixed set of seeds: a walk that never meets them proves nothing.
+Method: seeded random runs (tests/sim/walk.py) over all operations, clean restarts, process crashes, power cuts, at
+any disk call, inside recovery and inside checkpoints, with 4-record segments and 4 KiB log files; the driver checks
+every reply and every recovery. A Hypothesis state machine does the same on a small scale, because it shrinks
+failures. Rare events are counted over a fixed set of seeds: a run without them would prove nothing.
 
-Replay one seed: python -m tests.sim.walk SEED --verbose
+Repeat one seed: python -m tests.sim.walk SEED --verbose
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.sim_disk import SimulatedCrash
 pytestmark = pytest.mark.sim
 
 SEEDS_PER_TEST = 2
-RICH = (1003, 1008)  # much happens in these
+RICH = (1003, 1008)  # seeds with many events
 RARE = [
     "seals", "rotations", "torn", "swaps", "checkpoints", "erases", "crash in recovery", "crash at a call",
     "power cuts", "kills", "tail lost", "dedupe hit", "key forgotten", "disk full", "read only",
@@ -50,7 +50,9 @@ def test_random_walks(first: int) -> None:
 
 
 def test_topics_that_change_their_class() -> None:
-    """Records in RAM and in the log under one name: which of them are there after a restart decides on their keys."""
+    """Records in RAM and in the log under one name: which of them survive a restart decides what happens to their
+    keys.
+    """
     events: Counter[str] = Counter()
     for seed in length.seeds(short=2, long=40):
         events += Walk(seed, turning=True).run()
@@ -71,7 +73,7 @@ def test_walks_with_a_cold_tier(first: int) -> None:
 
 
 def test_every_rare_event_happens() -> None:
-    """Over fixed seeds, until all were met: two meet all of them today, and the bound is well above that."""
+    """Over fixed seeds, until all occurred: today two seeds are enough, and the bound is well above that."""
     events: Counter[str] = Counter()
     for seed in (*RICH, *range(1000, 1040)):
         events += Walk(seed).run()
@@ -81,7 +83,7 @@ def test_every_rare_event_happens() -> None:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Three topics, few operations: what fails here comes out short."""
+    """Three topics, few operations, so that failures shrink to short examples."""
 
     topics = st.sampled_from(["fsync", "disk", "memory"])
 

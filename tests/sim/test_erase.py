@@ -1,8 +1,8 @@
 """Erase: after the answer no byte of the payload is left in any file, and nothing else has changed.
 
 Goal: every copy goes (log, open and sealed segments, generations that wait for removal), the chain and all digests
-stay valid, and a crash at any moment ends with the payload gone or the request unanswered. Method: a payload that no
-other byte of the disk resembles is searched in every file of a SimDisk, as reads see it and on the platter.
+stay valid, and after a crash at any moment the payload is gone or the request was not answered. Method: a unique
+payload is searched in every file of a SimDisk, in the page cache and on the platter.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def in_a_sealed_segment() -> Harness:
 
 
 def in_a_sealed_segment_alone() -> Harness:
-    """Two checkpoints later the log has let go of it."""
+    """After two checkpoints the log does not have it any more."""
     h = in_a_sealed_segment()
     for i in range(100):
         h.append("u", b'"%d"' % i, config=FSYNC)
@@ -155,7 +155,7 @@ def others(h: Harness) -> list[tuple[int, bytes]]:
 
 
 def check_digests(h: Harness) -> None:
-    """Every sealed segment agrees with its .sum, and each names the one before."""
+    """Every sealed segment matches its .sum, and each .sum names the previous one."""
     chain = bytes(8)
     for chunk in h.engine.shard.state.published["t"].chunks:
         if chunk.meta is not None and chunk.meta.sealed:
@@ -163,13 +163,13 @@ def check_digests(h: Harness) -> None:
             chain = chunk.meta.link
 
 
-# ---- the promise
+# ---- erased payloads
 
 
 @each_place
 def test_no_byte_is_left_anywhere_once_it_is_answered(place: Callable[[], Harness]) -> None:
     h = place()
-    assert holders(h.disk, NEEDLE), "the search would find it"
+    assert holders(h.disk, NEEDLE), "the search must find it before the erase"
     rest = others(h)
     (token,) = h.ask(ERASE)
     assert token not in h.replies
@@ -217,7 +217,7 @@ def test_power_cut_after_the_answer_brings_nothing_back(place: Callable[[], Harn
 
 
 def dropped_log_file() -> Harness:
-    """A checkpoint has unlinked the log file that held the payload; that directory was not synced since."""
+    """A checkpoint has unlinked the log file with the payload; the directory has not been synced since."""
     h = in_a_sealed_segment()
     while len(h.wal_files()) < 3 or h.engine.wal.active.remaining < 3000:
         h.append("u", b'"x"', config=FSYNC)
@@ -272,7 +272,7 @@ def test_erase_of_ephemeral_records_never_had_a_byte_on_disk() -> None:
 
 
 def test_plain_delete_leaves_the_bytes() -> None:
-    """So that the search above proves something."""
+    """Shows that the search above works."""
     h = in_a_sealed_segment()
     h.do(c.Delete("t", seqs=[3]))
     assert holders(h.disk, NEEDLE)
@@ -371,7 +371,7 @@ def test_records_appended_during_an_erase_are_whole() -> None:
 
 
 def test_erase_is_not_starved_by_a_busy_topic() -> None:
-    """With a write always in flight, as on any busy fsync topic, it still comes to its end."""
+    """With a write always in flight, as on any busy fsync topic, it still completes."""
     h = in_a_sealed_segment()
     (token,) = h.ask(ERASE)
     for seq in range(7, 107):
@@ -417,7 +417,7 @@ def test_erase_during_a_checkpoint_finds_the_copy_that_is_being_made() -> None:
 
 
 def test_earlier_plain_delete_can_not_be_erased_by_its_seq_any_more() -> None:
-    """Selectors name live records; what was deleted before is gone for them, and its bytes go with the segment."""
+    """Selectors match live records. What was deleted before does not match any more; its bytes go with the segment."""
     h = in_the_log()
     h.do(c.Delete("t", seqs=[3]))
     assert h.do(ERASE).deleted == 0
@@ -429,7 +429,7 @@ def test_earlier_plain_delete_can_not_be_erased_by_its_seq_any_more() -> None:
 def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
     """Crash at call 1, 2, 3 … of an erase, or at some of them; returns how many calls it took."""
     some = length.some()
-    # Other calls for each of the two.
+    # Different calls for kills and power cuts.
     first = 1 + (length.turn(some) + (how == "kill") * (some // 2)) % some
     for turn in itertools.count():
         number = first + turn * some
@@ -447,14 +447,14 @@ def crash_everywhere(place: Callable[[], Harness], how: str) -> int:
             return number
         where = f"{how} at call {number}"
         if acked:
-            assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
+            assert holders(h.disk, NEEDLE) == [], f"{where}: answered, but the payload is still there"
         h.open()
         assert h.engine.report.corrupt == [], where
         assert h.engine.shard.state.read_only is None, where
         h.rest()
         live = h.state("t").count == len(rest) + 1
         if not live:
-            assert holders(h.disk, NEEDLE) == [], f"{where}: deleted, and never erased"
+            assert holders(h.disk, NEEDLE) == [], f"{where}: deleted, but never erased"
         else:
             assert not acked, where
         assert others(h) == rest, where
@@ -500,7 +500,7 @@ def test_failure_of_every_call_of_an_erase(error: int) -> None:
         reached = h.disk.calls - before >= number
         where = f"call {number}"
         if not isinstance(reply, TopicsError):
-            assert holders(h.disk, NEEDLE) == [], f"{where}: answered, and still there"
+            assert holders(h.disk, NEEDLE) == [], f"{where}: answered, but the payload is still there"
         else:
             assert isinstance(reply, ShardReadOnly | EraseDeferred), (where, reply)
         h.disk._plans.clear()
@@ -510,7 +510,7 @@ def test_failure_of_every_call_of_an_erase(error: int) -> None:
         h.rest()
         assert h.engine.report.corrupt == [], where
         if h.state("t").count == len(rest):
-            assert holders(h.disk, NEEDLE) == [], f"{where}: deleted, and never erased"
+            assert holders(h.disk, NEEDLE) == [], f"{where}: deleted, but never erased"
         assert others(h) == rest, where
         check_digests(h)
         if not reached:
@@ -529,7 +529,7 @@ def test_erase_on_a_full_disk_is_put_off_and_done_when_there_is_space() -> None:
     h.disk.full = True
     error = h.refused(ERASE, EraseDeferred)
     assert error.detail["limit"] == "disk_full"
-    assert h.rows("t") == expected(1, 2, 4, 5, 6), "deleted all the same"
+    assert h.rows("t") == expected(1, 2, 4, 5, 6), "it must be deleted anyway"
     assert holders(h.disk, NEEDLE)
     h.disk.full = False
     for _ in range(4):
@@ -550,7 +550,7 @@ def test_unfinished_erase_is_finished_after_a_restart() -> None:
 
 
 def test_unfinished_erase_is_finished_after_a_checkpoint_and_two_restarts() -> None:
-    """The request itself is kept in the snapshot once its log entry is gone."""
+    """The snapshot keeps the request once its log entry is gone."""
     h = in_a_sealed_segment()
     h.rest()
     h.disk.full = True
@@ -569,7 +569,7 @@ def test_unfinished_erase_is_finished_after_a_checkpoint_and_two_restarts() -> N
 
 
 def rot_of_the_delete(h: Harness) -> None:
-    """The entry with the delete rots; later ones say that it was synced."""
+    """The entry with the delete is damaged; later entries show that it was synced."""
     for path in h.disk.paths():
         found = scan(path, int(path[-20:-4]), file_bytes(h.disk, path)) if "/wal-" in path else None
         for envelope in found.envelopes if found is not None else []:
@@ -581,7 +581,7 @@ def rot_of_the_delete(h: Harness) -> None:
     raise AssertionError("no delete in the log")
 
 
-# In two generations an earlier delete rots as well, which brings back whole records.
+# With two generations an earlier delete is damaged as well, which brings back whole records.
 @pytest.mark.parametrize("place", [place for place in PLACES if place is not in_two_generations])
 @fault(
     "log file",
@@ -613,7 +613,7 @@ def test_erased_record_stays_away_though_its_delete_is_lost(place: Callable[[], 
         h.kill()
 
 
-# ---- copies that no start goes by
+# ---- copies that no start uses
 
 
 def torn_and_written_again(how: str, midway_seed: int) -> Harness:
@@ -647,7 +647,7 @@ def test_erase_reaches_what_a_crash_left_half_written(how: str) -> None:
         h.kill_and_open()
         assert h.engine.report.corrupt == []
         assert h.seqs("t") == [1, 2, 4]
-    assert torn, "some of the seeds left the payload in the torn entry"
+    assert torn, "none of the seeds left the payload in the torn entry"
 
 
 @fault(
@@ -676,7 +676,7 @@ def test_erase_reaches_an_entry_behind_a_gap() -> None:
         h.kill_and_open()
         assert h.engine.report.corrupt == []
         assert h.seqs("t") == [1, 2]
-    assert cut_off, "some of the seeds left the payload behind a gap"
+    assert cut_off, "none of the seeds left the payload behind a gap"
 
 
 @fault(

@@ -1,7 +1,8 @@
-"""Goal: whatever happens in whatever order, each stream that lives on has every record once, and nothing is left behind.
+"""Goal: in any order of events, each stream that stays open gets every record once, and nothing is left behind.
 
-Method: random walks over two fronts and two shards: writes, streams that come, go and stop taking, workers that die, messages
-that are carried late. At the end everything is carried, and what each client has is compared with what was written.
+Method: random runs with two fronts and two shards: writes, streams that open, close and stop reading, workers that
+die, messages that are late. At the end everything is delivered, and what each client has is compared with what was
+written.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Walk:
         options = FeedOptions(limit=self.rng.choice((2, 256)))
         wid = f"w{len(self.clients)}"
         if not self.is_up[front.streams.fanout.shard_of(wid)]:
-            return  # nobody could have made a session
+            return  # a session could not be created
         names = [name for name in NAMES if self.written[name] and self.rng.random() < 0.6]
         if names and self.rng.random() < 0.5:
             self.clients.append((front.stream(dict.fromkeys(names, 0), options=options, wid=wid), names))

@@ -1,8 +1,9 @@
-"""Goal: whichever field of whichever file rots, no record is served changed, and none disappears in silence.
+"""Goal: whichever field of whichever file is damaged, no record is served changed, and none is lost without a
+tombstone.
 
-Method: a stopped shard with one of every kind of file (tests/support/damage.py). One field at a time is overwritten by
-other bytes, the shard is started twice, everything is read back, and what became of it is compared with the row. The
-offsets are written down here and not taken from the engine, so that a moved field shows.
+Method: a stopped shard with one file of every kind (tests/support/damage.py). One field at a time is overwritten, the
+shard is started twice, everything is read back, and the result is compared with the row. The offsets are literals
+here and not taken from the engine, so that a moved field is noticed.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ SEEN = {
 
 
 def rot(shelf: Shelf, path: str, offset: int, length: int) -> None:
-    """Every bit of these bytes turns."""
+    """Invert every bit of these bytes."""
     old = file_bytes(shelf.disk, path)[offset : offset + length]
     assert len(old) == length, f"{path} has no byte {offset + length}"
     shelf.change(path, offset, bytes(byte ^ 0xFF for byte in old))
@@ -138,7 +139,7 @@ def test_entry_in_the_middle_of_the_log(offset: int, length: int, expected: str)
     cases("log file", "rot in the {} of the very last entry of the log", ENVELOPE, CUT),
 )
 def test_last_entry_of_the_log(offset: int, length: int, expected: str) -> None:
-    """Nothing after it says that it was synced. A power cut in the middle of the write leaves the same bytes."""
+    """No later entry shows that it was synced. A power cut in the middle of the write leaves the same bytes."""
     shelf = Shelf()
     path, start, _ = shelf.envelope_of(16)
     rot(shelf, path, start + offset, length)
@@ -184,7 +185,7 @@ def snapshot_fields() -> list[Field]:
         size = int.from_bytes(data[at : at + 4], "little")
         fields += [(f"the length of {name}", at, 4), (name, at + 4, size)]
         at += 4 + size
-    assert at == len(data) - 8, "there are other rows than these"
+    assert at == len(data) - 8, "the snapshot has other rows"
     return [*fields, ("the digest", at, 8)]
 
 
@@ -204,7 +205,7 @@ def test_newest_snapshot(offset: int, length: int, expected: str) -> None:
     rot(shelf, path, offset, length)
     assert shelf.outcome() == expected
     assert shelf.h is not None
-    assert len(shelf.h.engine.report.skipped_snapshots) == 1, "it was not passed over"
+    assert len(shelf.h.engine.report.skipped_snapshots) == 1, "the damaged snapshot was not skipped"
 
 
 @fault("snapshot", "any byte of the older snapshot rots", SEEN[SERVED])
@@ -273,7 +274,7 @@ def test_record_in_an_open_segment(offset: int, length: int, expected: str) -> N
 @pytest.mark.parametrize("first_seq", [1, 9], ids=["sealed", "open"])
 @pytest.mark.parametrize(("name", "offset", "length"), HEADER)
 def test_header_of_records(first_seq: int, name: str, offset: int, length: int) -> None:
-    """The records do not need it: what they are is in the snapshot, and each has a digest."""
+    """The records do not need it: the snapshot describes them, and each has a digest."""
     shelf = Shelf()
     rot(shelf, shelf.segment(first_seq, "data"), offset, length)
     assert shelf.outcome() == SERVED
@@ -385,7 +386,7 @@ def test_index_of_an_open_segment(offset: int, length: int, expected: str) -> No
 
 
 def assert_right_names(shelf: Shelf) -> None:
-    """Tags and nodes of the open segment, now, and when it has grown and is sealed, and after that."""
+    """Tags and nodes of the open segment, now, after it has grown and is sealed, and after that."""
     h = shelf.open()
     for _ in range(2):
         page = h.diff("t", 8, limit=2)
@@ -394,7 +395,7 @@ def assert_right_names(shelf: Shelf) -> None:
         h.checkpoint()
         h.kill()
         h = shelf.open()
-        assert h.engine.report.rebuilt == [], "the index was not written again"
+        assert h.engine.report.rebuilt == [], "the index was not rebuilt"
     assert h.diff("t", 16, limit=4).tags == [b"even", b"new"] * 2
 
 
@@ -493,7 +494,7 @@ ALL_LOST = "the segment's records are announced as lost (corrupt); all others ar
     cases("segment", "rot in the {} in a block of a .del file", MARKS, ANNOUNCED, ALL_LOST),
 )
 def test_marks_of_deleted_rows(offset: int, length: int, expected: str) -> None:
-    """Which records are deleted is not known any more: none may come back, and none may vanish in silence."""
+    """It is unknown which records are deleted: none may come back, and none may be lost without a tombstone."""
     shelf = Shelf()
     rot(shelf, shelf.segment(1, "del"), offset, length)
     assert shelf.outcome() == expected
@@ -528,7 +529,7 @@ INTENT = f"{META_DIR}/intent-0000000000000001"
 def test_pending_intent(offset: int, length: int, expected: str) -> None:
     shelf = Shelf()
     write_intent(shelf.disk, META_DIR, 1, [(shelf.segment(1, "data"), 0, b"TPCSDAT\0")])
-    assert shelf.outcome() == SERVED, "a whole one is applied and forgotten"
+    assert shelf.outcome() == SERVED, "an intact intent is applied and removed"
     shelf = Shelf()
     write_intent(shelf.disk, META_DIR, 1, [(shelf.segment(1, "data"), 0, b"TPCSDAT\0")])
     data = bytearray(file_bytes(shelf.disk, INTENT))
@@ -546,7 +547,7 @@ def test_pending_intent(offset: int, length: int, expected: str) -> None:
     "log file", "the first entry of a file that recovery began rots, with entries after it", SEEN[READ_ONLY]
 )
 def test_first_entry_of_a_file_that_recovery_began(offset: int) -> None:
-    """It is a copy of the tail of the file before, which is still there under the same number."""
+    """It is a copy of the end of the previous file, which is still there under the same number."""
     shelf = Shelf()
     h = shelf.open()
     path = shelf.log_file()

@@ -1,9 +1,9 @@
-"""Goal: whichever disk call fails, in whatever the shard is doing, nothing acknowledged is lost and reads are right.
+"""Goal: whichever disk call fails, whatever the shard is doing, nothing acknowledged is lost and reads are right.
 
-Method: one thing is done at a time on the simulated disk (a commit, a new log file, a checkpoint, a rewrite, an erase, a
-start), and one call of one kind in it fails once, with each of the errors that a disk has (with `--long`; a run takes one of each
-sort): the first such call, the last, and some between. Then the shard is read, used again, killed, started, cut off and
-started, and everything that was acknowledged must be there each time.
+Method: one action at a time on the simulated disk (a commit, a new log file, a checkpoint, a rewrite, an erase, a
+start), and one call of one kind in it fails once, with each of the errors that a disk has (with `--long`; a normal
+run takes one of each sort): the first such call, the last, and some between. Then the shard is read, used again,
+killed, started, cut off and started, and everything acknowledged must be there each time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ_ONLY, GOES_ON, NO_START = "read-only", "goes on", "no start"
 
 
 class Bench:
-    """A shard with stored, deleted and logged records, and what was acknowledged of them."""
+    """A shard with stored, deleted and logged records, and the acknowledged ones."""
 
     def __init__(self) -> None:
         self.h = Harness(CONFIG)
@@ -69,7 +69,7 @@ class Bench:
         assert gaps == [], gaps
         assert self.acked.items() <= dict(rows).items(), f"lost: {self.acked.keys() - dict(rows).keys()}"
         others = [(seq, payload) for seq, payload in rows if self.acked.get(seq) != payload]
-        assert {payload for _, payload in others} <= self.unknown, f"changed or invented: {others}"
+        assert {payload for _, payload in others} <= self.unknown, f"changed or unknown records: {others}"
 
 
 def commit(bench: Bench) -> None:
@@ -113,7 +113,7 @@ def prepared(doing: Doing) -> Bench:
 
 @cache
 def trace_of(doing: Doing) -> list[str]:
-    """What it asks of the disk when nothing fails."""
+    """Its disk calls when nothing fails."""
     bench = prepared(doing)
     bench.h.disk.trace = trace = []
     doing(bench)
@@ -123,7 +123,7 @@ def trace_of(doing: Doing) -> list[str]:
 
 
 def numbers_of(doing: Doing, call: str) -> list[int]:
-    """Which calls of this kind to let fail: the first, the last, and some between."""
+    """Which calls of this kind fail: the first, the last, and some between."""
     count = sum(line.split(" ")[0] == call for line in trace_of(doing))
     assert count, f"{call} is not called"
     return sorted({1 + (count - 1) * i // (TRIES - 1) for i in range(TRIES)})
@@ -136,7 +136,7 @@ def outcome(doing: Doing, call: str, number: int, error: int) -> str:
         doing(bench)
         found = READ_ONLY if bench.h.engine.shard.state.read_only is not None else GOES_ON
     except OSError as failure:
-        assert doing is start, "only a start may fail as a whole"
+        assert doing is start, "only a start may fail with an exception"
         assert failure.errno == error
         found = NO_START
         bench.h.kill()
@@ -146,12 +146,12 @@ def outcome(doing: Doing, call: str, number: int, error: int) -> str:
     if found != READ_ONLY:
         for _ in range(3):
             bench.h.pass_time(1000)
-        assert bench.append(), "it never takes writes again"
+        assert bench.append(), "it never accepts writes again"
         bench.h.checkpoint()
         assert bench.h.engine.shard.state.read_only is None
     bench.h.kill_and_open()
     bench.check()
-    assert bench.append(), "a restart does not heal it"
+    assert bench.append(), "a restart does not fix it"
     bench.h.power_cut()
     bench.h.open()
     bench.check()
@@ -161,7 +161,7 @@ def outcome(doing: Doing, call: str, number: int, error: int) -> str:
 KEPT = "all that was acknowledged is served, then and after a restart"
 ERROR_NAMES = {HARD: "EIO, EACCES or EROFS", FULL: "ENOSPC or EDQUOT", SCARCE: "EMFILE, ENFILE or ENOMEM"}
 ERROR_IDS = {HARD: "hard", FULL: "full", SCARCE: "scarce"}
-SCARCE_CALLS = ("open", "sync_dir", "read", "list")  # what needs a file handle or memory
+SCARCE_CALLS = ("open", "sync_dir", "read", "list")  # calls that need a file handle or memory
 BOTH = f"{GOES_ON} or {READ_ONLY}"
 NO_OR_SMALL = f"{GOES_ON} or {NO_START}"
 DOINGS: dict[str, Doing] = {
@@ -172,7 +172,7 @@ DOINGS: dict[str, Doing] = {
     "an erase": erase,
     "a start": start,
 }
-# What is done, which call fails, and what becomes of it: of a hard error, and of a full disk.
+# The action, the call that fails, and the outcome: of a hard error, and of a full disk.
 TABLE = [
     ("a commit", "write", READ_ONLY, READ_ONLY),
     ("a commit", "sync", READ_ONLY, READ_ONLY),
@@ -220,9 +220,7 @@ SEEN = {
 def cases() -> list[object]:
     found = []
     for name, call, of_hard, of_full in TABLE:
-        of_scarce = (
-            NO_START if name == "a start" else of_full
-        )  # a start can be tried again by whoever tries starts
+        of_scarce = NO_START if name == "a start" else of_full  # an operator can repeat a start
         for errors, expected in ((HARD, of_hard), (FULL, of_full), (SCARCE, of_scarce)):
             if errors is SCARCE and call not in SCARCE_CALLS:
                 continue
@@ -249,7 +247,7 @@ def test_a_call_that_fails(name: str, call: str, errors: tuple[int, ...], expect
 
 
 def stored() -> Bench:
-    """Records in segments and in the log, and none of them in memory."""
+    """Records in segments and in the log, none of them in memory."""
     bench = Bench()
     bench.h.checkpoint()
     bench.h.restart()
@@ -287,12 +285,12 @@ def test_a_read_that_fails(call: str, error: int) -> None:
         assert bench.h.engine.shard.state.read_only is None
         if bench.h.disk._plans:
             break  # a whole read makes fewer calls
-        assert isinstance(reply, TopicsError), f"{call} {number} failed, and nobody was told"
+        assert isinstance(reply, TopicsError), f"{call} {number} failed, but the read succeeded"
         bench.check()
     assert number > 2
 
 
-# ---- the disk for good
+# ---- permanent faults
 
 
 @fault(

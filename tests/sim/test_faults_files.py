@@ -1,7 +1,8 @@
-"""Goal: a file that is missing, short, empty, zeroed, not a file, or not ours costs at most what it held, and never in silence.
+"""Goal: a file that is missing, short, empty, zeroed, not a file, or foreign costs at most its contents, and never
+without a tombstone.
 
-Method: a stopped shard with one of every kind of file (tests/support/damage.py). One file is harmed, or one is added;
-the shard is started twice, everything is read back, and what became of it is compared with the row.
+Method: a stopped shard with one file of every kind (tests/support/damage.py). One file is damaged or added; the shard
+is started twice, everything is read back, and the result is compared with the row.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ REBUILT = "the index is made again from the records; everything is served"
 
 
 def gone(kind: str) -> tuple[str, str]:
-    """What the loss of a whole file means."""
+    """The outcome when a whole file is lost."""
     if kind in HARMLESS:
         return SERVED, HARMLESS[kind]
     if any(part in kind for part in (".idx", ".dict", ".sum")):
@@ -139,7 +140,7 @@ def test_short_log_file_that_does_not_know_its_length() -> None:
 @fault("log file", "a log file is cut off behind its header, with older log files still there", SHORT_LOG)
 @pytest.mark.parametrize("length", [20, 64, 100])
 def test_log_file_that_lost_every_entry(length: int) -> None:
-    """Only what the newest file held is gone, and no number is missing between the entries that are left."""
+    """Only the contents of the newest file are gone, and no number is missing between the entries that are left."""
     shelf = Shelf()
     h = shelf.open()  # begins a file of its own
     h.append("t", b"17")
@@ -197,7 +198,7 @@ def test_directory_in_place_of_a_file(kind: str, expected: str) -> None:
     assert set(before) <= set(shelf.disk.paths())
 
 
-# ---- files that nobody expects
+# ---- unexpected files
 
 FOREIGN = b"somebody else's words"
 LEFT_ALONE = "it is left alone; everything is served"
@@ -290,7 +291,7 @@ def test_segment_that_no_snapshot_names(first_seq: int, generation: int) -> None
 
 @fault("segment", "the segments of two topics are swapped", LOST)
 def test_segments_of_another_topic() -> None:
-    """Whole and sealed, with the same seqs: only the link that the snapshot knows can tell."""
+    """Intact and sealed, with the same seqs: only the link stored in the snapshot can tell."""
     shelf = Shelf()
     for suffix in ("data", "idx", "sum"):
         other = file_bytes(shelf.disk, shelf.segment(1, suffix, topic="u"))

@@ -1,8 +1,8 @@
-"""Goal: whatever crashes between whichever two steps, the dest ends with every record of the source, once, in order.
+"""Goal: whatever crashes between any two steps, the dest ends with every record of the source, once, in order.
 
-Method: seeded walks of two engines, with records that say which they are, batches that are cut anywhere, repeated and sent
-out of turn, kills and power cuts of either side or both, checkpoints, deletes. What must hold is judged from the two
-topics alone, after every crash and in the end.
+Method: seeded random runs of two engines, with records whose data is their number, batches that are cut anywhere,
+repeated and sent out of order, kills and power cuts of either side or both, checkpoints, deletes. After every crash
+and at the end the two topics alone are compared.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Walk:
             self.pair.take(copies)
 
     def repeat(self) -> None:
-        """A batch that was on its way all the time. The link of a source that is gone is cut, so of its last life only."""
+        """A batch that was in flight all the time. The link of a dead source is closed, so only batches of its last
+        incarnation.
+        """
         if self.sent:
             self.pair.take(self.random.choice(self.sent))
 
@@ -97,7 +99,7 @@ class Walk:
     def check(self) -> None:
         """What the dest has shown stays, and nothing is there twice."""
         found = self.pair.payloads()
-        assert found[: len(self.seen)] == self.seen, "a copy that was there is gone"
+        assert found[: len(self.seen)] == self.seen, "a copy has disappeared"
         assert len(set(found)) == len(found), "a copy is there twice"
         self.seen = found
 
@@ -107,15 +109,15 @@ class Walk:
         wanted = [
             payload
             for payload, tag in self._source()
-            # A power cut may undo a delete that the rule has gone past.
+            # A power cut may undo a delete that the rule has already passed.
             if payload not in self.deleted
             and payload not in numbered(9000, 3)
             and (not self.forward.filter or tag == b"a")
         ]
         found = [payload for payload in self.seen if payload in set(wanted)]
-        assert found == wanted, "the source has records that the dest has not, or in another order"
+        assert found == wanted, "the dest lacks records of the source, or has them in another order"
         if self.source_class == "fsync" and not self.deleted:
-            assert self.seen == wanted, "something was invented"
+            assert self.seen == wanted, "the dest has unknown records"
 
     def _source(self) -> list[tuple[bytes, bytes | None]]:
         found: list[tuple[bytes, bytes | None]] = []

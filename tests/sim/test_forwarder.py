@@ -1,6 +1,7 @@
-"""Goal: what a source has published comes to the dests of its rules, all of it, once, in its order, whoever dies on the way.
+"""Goal: everything that a source has published reaches the dests of its rules, once, in order, whichever process
+dies.
 
-Method: real shards on simulated disks, whose messages are carried by hand, so that a test may stop between any two of them.
+Method: real shards on simulated disks; the test carries the messages, so it can stop between any two of them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ NEAR, FAR = name_on(1, "near"), name_on(0, "far")
 EACH_DEST = pytest.mark.parametrize("dest", [FAR, NEAR], ids=["far", "near"])
 
 
-# ---- the way
+# ---- the normal case
 
 
 @EACH_DEST
@@ -55,7 +56,7 @@ def test_what_is_written_after_a_rule_was_made_is_copied_in_order(dest: str) -> 
     write(made, SOURCE, numbered(1, 3))
     write(made, SOURCE, numbered(4, 5))
     made.rest()
-    assert stored(made, dest) == 5, "nobody had to read it"
+    assert stored(made, dest) == 5, "copying must not need a reader"
     assert texts(made, dest) == numbered(1, 5)
 
 
@@ -68,7 +69,7 @@ def test_an_ack_does_not_wait_for_copies(dest: str) -> None:
     before = sender.batches_sent
     write(made, SOURCE, numbered(1, 1))
     assert stored(made, dest) == 0
-    assert sender.batches_sent == before, "not even a batch was made ready"
+    assert sender.batches_sent == before, "no batch may be prepared"
     assert made.rig(1).core.has_copies
     made.rest()
     assert stored(made, dest) == 1
@@ -88,11 +89,11 @@ def test_many_copies_are_urgent_and_few_are_not(dest: str) -> None:
     made.rest()
     assert not core.are_copies_urgent
     write(made, name_on(1, "other"), numbered(1, URGENT_COPIES))
-    assert not core.are_copies_urgent, "nobody copies that"
+    assert not core.are_copies_urgent, "no rule copies that"
 
 
 def test_copies_that_are_under_way_make_room_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a round that takes many turns: a turn that answers has none of them, the next one has."""
+    """Also those of a round that takes many turns: a turn that answers sends none of them, the next one does."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 4 * forwarder.BATCH_COST)
     made = cluster()
     for i in range(20):
@@ -211,7 +212,7 @@ def test_what_is_on_its_way_to_a_shard_is_bounded_in_bytes(
 
 
 def test_a_slice_of_many_flows_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thousand rules of one topic do not hold up the answers of a turn."""
+    """A thousand rules of one topic do not delay the answers of a turn."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 4 * forwarder.BATCH_COST)
     monkeypatch.setattr(delivery, "ANSWER_ROOM", 4 * forwarder.BATCH_COST)
     made = cluster()
@@ -272,7 +273,7 @@ def test_a_catch_up_looks_at_what_is_new_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_pattern_asks_nothing_about_topics_without_news() -> None:
-    """Neither when it is made nor when a shard starts: there may be a hundred thousand of them."""
+    """Neither when it is made nor when a shard starts: a pattern may match a hundred thousand topics."""
     made = cluster()
     topics = [name_on(1, f"many.{i}-") for i in range(20)]
     for topic in topics:
@@ -285,7 +286,9 @@ def test_a_pattern_asks_nothing_about_topics_without_news() -> None:
     made.kill(1)
     made.start(1)
     settle(made)
-    assert made.rig(1).core.forwarding.forwarder.batches_sent <= 2, "one may be sent before anybody is known"
+    assert made.rig(1).core.forwarding.forwarder.batches_sent <= 2, (
+        "only one may be sent before the peers are known"
+    )
     write(made, topics[4], ["record 3"])
     assert texts(made, FAR) == ["record 3"] * 2
 
@@ -328,7 +331,9 @@ def test_a_rule_that_has_ended_copies_nothing_more(dest: str) -> None:
     made.rest()
     write(made, SOURCE, ["too late"])
     step(made, home(made, dest), fwd.CloseInflow(dest, rule.uid))
-    assert "too late" not in texts(made, dest) or stored(made, dest) == 4, "it was quicker"
+    assert "too late" not in texts(made, dest) or stored(made, dest) == 4, (
+        "the periodic check must not be needed"
+    )
     kept = stored(made, dest)
     write(made, SOURCE, ["record after the end"])
     settle(made)
@@ -365,7 +370,7 @@ def test_copies_go_in_circles_for_a_while() -> None:
 
 @pytest.mark.parametrize("both", [True, False])
 def test_what_a_circle_has_lost_is_said_once(both: bool) -> None:
-    """Each hole made one more at the other end, without an end: the shards did nothing else any more."""
+    """Each hole caused one more at the other end, endlessly, and the shards did nothing else."""
     made = cluster()
     put(made, SOURCE, cap_records=3)
     forward(made, SOURCE, FAR, name="there", allow_cycle=both)
@@ -376,7 +381,7 @@ def test_what_a_circle_has_lost_is_said_once(both: bool) -> None:
         write(made, SOURCE, [f"record {i}"])
     made.start(0)
     steps = sum(made.step() for _ in range(3000))
-    assert steps < 3000, "it never comes to rest"
+    assert steps < 3000, "the shards always have more work to do"
     assert texts(made, FAR)[-3:] == numbered(8, 10)
 
 
@@ -458,7 +463,7 @@ def test_a_dest_that_comes_back_is_served_at_once() -> None:
     settle(made)
     made.start(0)
     made.rest()
-    assert stored(made, FAR) == 4, "nobody waits for a pause to be over"
+    assert stored(made, FAR) == 4, "no pause is left to wait for"
     assert texts(made, FAR) == numbered(1, 4)
 
 
@@ -569,7 +574,7 @@ def at_each_step(
 
 @pytest.mark.parametrize("who", ["source", "dest", "both"])
 def test_a_source_in_memory_that_starts_anew(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written after a crash bears the seqs of what was lost, and is copied all the same."""
+    """Records written after a crash have the seqs of lost ones, and are copied anyway."""
     monkeypatch.setattr(forwarder, "BATCH_RECORDS", 4)
 
     def begun() -> Cluster:

@@ -1,7 +1,8 @@
-"""Goal: with retention `interest` a record lives exactly as long as a consumer needs it; with `work_queue` until its first ack.
+"""Goal: with retention `interest` a record is kept exactly as long as a consumer needs it; with `work_queue` until
+its first ack.
 
-Method: seeded walks with several consumers that come and go, with and without filters, over restarts and crashes. A plain
-model knows for each record who still needs it.
+Method: seeded random runs with several consumers that come and go, with and without filters, over restarts and
+crashes. A simple model knows which consumers still need each record.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ FILTERS = ((), (), (("Eq", "x"),), (("Eq", "y"),))
 
 @dataclass
 class Need:
-    """What one consumer has to get: never handed out, and in its hands."""
+    """What one consumer has to get: records never delivered, and leased ones."""
 
     filter: tuple[tuple[str, str], ...]
     open: set[int] = field(default_factory=set)
@@ -152,16 +153,16 @@ class Walk:
     def check(self) -> None:
         seqs = set(self.h.seqs("q"))
         needed = {seq for need in self.needs.values() for seq in need.open}
-        assert needed <= seqs, f"{needed - seqs} are gone, and somebody needs them"
+        assert needed <= seqs, f"{needed - seqs} are gone, but a consumer needs them"
         assert seqs <= set(self.live), f"{seqs - set(self.live)} are back"
         if self.retention == "work_queue":
             assert seqs == set(self.live)
         elif self.needs and not any(need.filter for need in self.needs.values()):
-            assert seqs == needed, f"{seqs - needed} are there, and nobody needs them"
+            assert seqs == needed, f"{seqs - needed} are there, but no consumer needs them"
         self.live = {seq: tag for seq, tag in self.live.items() if seq in seqs}
 
     def finish(self) -> None:
-        """When everybody has everything nothing is left that anybody was interested in."""
+        """When every consumer has everything, no record that a consumer was interested in is left."""
         if self.retention == "work_queue":
             for name in self.needs:
                 self.h.do(k.DropConsumer("q", name))

@@ -1,7 +1,8 @@
-"""Goal: whatever happens in whatever order, no stream holds more than it may, no job is lost, and nothing is left behind.
+"""Goal: in any order of events, no stream holds more than it may, no job is lost, and nothing is left behind.
 
-Method: random walks over two fronts and two shards: jobs are written, streams come, go and stop taking, jobs are acked, nacked or
-left, workers die, messages are carried late. At the end all is carried, and every job that was written has to be done.
+Method: random runs with two fronts and two shards: jobs are written, streams open, close and stop reading, jobs are
+acked, nacked or left, workers die, messages are late. At the end everything is delivered, and every job has to be
+done.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Worker:
     max: int
     answers: Answers
     client: Client | None = None
-    settled: int = 0  # how many of its jobs it has done something about
+    settled: int = 0  # how many of its jobs it has settled
 
     def jobs(self) -> list[dict[str, Any]]:
         frames = self.client.frames if self.client is not None else []
@@ -85,7 +86,7 @@ class Walk:
         answer: dict[str, Any] = json.loads(bytes(reply.body))
         return answer
 
-    # -- moves ---------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------------------
 
     def write(self) -> None:
         name = self.rng.choice(list(self.written))
@@ -106,7 +107,7 @@ class Walk:
         self.workers.append(Worker(name, consumer, node, most, answers))
 
     def begin(self) -> None:
-        """The heads of some streams are written; a client may be gone by then."""
+        """The heads of some streams are written; a client may have disconnected by then."""
         for worker in self.answered():
             if self.rng.random() < 0.1:
                 worker.client = Client(self.town.soon)
@@ -169,7 +170,7 @@ class Walk:
     def wait(self) -> None:
         self.town.advance(self.rng.choice((1000, 60_000, 300_000)))
 
-    # -- what holds ----------------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         for rig in filter(None, self.town.rigs):

@@ -1,8 +1,8 @@
-"""Goal: whatever happens to a queue, nobody gets a job that somebody holds, none is lost, and all counts are right.
+"""Goal: whatever happens to a queue, no two clients hold one job, none is lost, and all counts are right.
 
-Method: a Hypothesis machine drives an engine and a plain model of the lease machine side by side: producers, workers with
-good and stale fences, clock jumps, deletes, evictions, dead letters, restarts, kills and power cuts, also with a request
-under way. After every step the whole state is compared. What fails comes out short.
+Method: a Hypothesis state machine drives an engine and a simple model of leases side by side: producers, workers with
+valid and stale lease ids, clock jumps, deletes, evictions, dead letters, restarts, kills and power cuts, also with a
+request in flight. After every step the whole state is compared. Failures shrink to short examples.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CHOICES: Choices = {
     "how": ["restart", "kill", "power cut", "checkpoint and kill"],
     "crash": ["kill", "power cut"],
     "what": ["ack", "nack", "produce"],
-    "pick": range(1 << 16),  # what a rule chooses of what there is
+    "pick": range(1 << 16),  # fractions with which a rule picks from what exists
 }
 MOVES = {
     "produce": 8, "claim": 20, "ack": 8, "nack": 10, "extend": 6, "disconnect": 3, "time_passes": 4,
@@ -94,12 +94,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.h = LeaseHarness(config)
         self.h.put("dead", TopicConfig(durability="fsync"))
         self.model = LeaseModel(config)
-        self.known: list[tuple[int, bytes, int]] = []  # every lease that a worker was told of
-        self.taken: set[int] = set()  # numbers of letters that are at the target
+        self.known: list[tuple[int, bytes, int]] = []  # every lease that was given to a worker
+        self.taken: set[int] = set()  # numbers of dead letters that have arrived
         self.safe = durability == "fsync"
 
     def now(self) -> int:
-        """The engine's time as the next command will see it; the model goes there."""
+        """The engine's time as the next command will see it; the model's time is set to it."""
         self.h.ask()
         now = self.h.engine.clock.now_ms
         self.model.pass_to(now)
@@ -129,7 +129,7 @@ class QueueMachine(RuleBasedStateMachine):
         lease_ms: int,
         connection: int,
     ) -> None:
-        """The claim got what it should; the model notes it."""
+        """The claim got what it should; update the model."""
         chosen, dying = model.next_in_line(max)
         assert claimed.page.seqs == sorted(job.seq for job in chosen)
         assert claimed.deadlines == [now + lease_ms] * len(chosen)
@@ -143,7 +143,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert claimed.ready == model.counts()[0]
 
     def choose(self, pick: int, node: bytes) -> tuple[list[int], list[int]]:
-        """Seqs of a settle and their fences: what the node holds, what it once held, and what nobody was given."""
+        """Seqs of a settle and their lease ids: current ones of the node, old ones, and unknown ones."""
         strays = [(seq, 0) for seq in (0, 1, self.model.head, self.model.head + 1)]
         told = [(seq, lease_id) for seq, whose, lease_id in self.known[-20:] if whose == node]
         mine = [
@@ -164,7 +164,7 @@ class QueueMachine(RuleBasedStateMachine):
         return good, skipped
 
     def settle(self, kind: k.SettleKind, pick: int, node: bytes, **options: Any) -> tuple[int, list[int]]:
-        """The command is the first to see its time: nothing before it has found what had expired."""
+        """The command is the first to see its time: no earlier one has processed what expired by then."""
         self.now()
         seqs, fences = self.choose(pick, node)
         self.h.clock.advance(self.until_an_edge(pick) if pick % 4 == 0 else 0)
@@ -177,7 +177,7 @@ class QueueMachine(RuleBasedStateMachine):
         return now, good
 
     def until_an_edge(self, pick: int) -> int:
-        """How long to the last moment of a lease, or the one after it."""
+        """The time until the last moment of a lease, or the one after it."""
         now = self.h.engine.clock.now_ms
         rng = random.Random(pick)
         edges = [job.deadline for job in self.model.jobs.values() if job.place == "leased"]
@@ -214,7 +214,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.now()
         assert self.h.do(k.Release("q", "", gone)) == k.Released("q", self.model.release(gone))
 
-    # ---- what else happens to jobs
+    # ---- other events
 
     @rule(**any_of("ms"))
     def time_passes(self, ms: int) -> None:
@@ -223,7 +223,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(**any_of("pick", "after_ms"))
     def an_edge_is_reached(self, pick: int, after_ms: int) -> None:
-        """The last moment of a lease or a delay, or the first one after it."""
+        """Pass time to the last moment of a lease or a delay, or the first one after it."""
         edges = [job.deadline for job in self.model.jobs.values() if job.place == "leased"]
         edges += [job.due for job in self.model.jobs.values() if job.place == "delayed"]
         if edges:
@@ -258,14 +258,14 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(**any_of("fate"))
     def ship(self, fate: str) -> None:
-        """Letters go to their target. That it has taken them may remain unknown; then they are sent again."""
+        """Dead letters go to their target. The answer may be lost; then they are sent again."""
         self.h.sync()
         self.now()
         letters = self.h.letters()
         if not letters:
             return
         numbers = {letter.number for letter in letters}
-        refused = fate == "refused" and not numbers & self.taken  # what the target has it does not refuse
+        refused = fate == "refused" and not numbers & self.taken  # the target does not refuse what it has
         if not refused:
             self.h.deliver(letters)
             self.taken |= numbers
@@ -284,7 +284,7 @@ class QueueMachine(RuleBasedStateMachine):
             job.place, job.due = "delayed", self.h.engine.clock.now_ms + limits.DEAD_LETTER_RETRY_MS
             job.doomed = True
 
-    # ---- ends
+    # ---- stops and crashes
 
     @rule()
     def checkpoint(self) -> None:
@@ -314,7 +314,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(**any_of("crash", "what", "node"))
     def end_with_a_request_under_way(self, crash: str, what: str, node: bytes) -> None:
-        """It was carried out as a whole, or not at all."""
+        """The request was executed as a whole, or not at all."""
         self.h.sync()
         now = self.now()
         held = [job.seq for job in self.model.jobs.values() if self.model.holds(job.seq, node, 0)]
@@ -346,7 +346,7 @@ class QueueMachine(RuleBasedStateMachine):
         counts = state.queue
         return state.head_seq, seqs, (counts.ready, counts.in_flight, counts.dead_lettered)
 
-    # ---- what always holds
+    # ---- invariants
 
     @invariant()
     def engine_and_model_agree(self) -> None:
@@ -355,7 +355,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert self.seen() == self.model.seen()
 
     def teardown(self) -> None:
-        """Everything can be finished: nothing is stuck, and each job has had exactly one end."""
+        """Everything can be finished: nothing is stuck, and each job has ended exactly once."""
         if not hasattr(self, "h"):
             return
         for _ in range(50):
@@ -370,7 +370,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self.h.counts()[:2] == (0, 0)
         dead = [payload for _, payload in self.h.rows("dead")]
         assert len(set(dead)) == len(dead), "a job went to the dead letters twice"
-        assert len(dead) >= self.h.counts()[2]  # a job may have gone in another way after it was taken
+        assert len(dead) >= self.h.counts()[2]  # a job may have ended otherwise after it was sent
 
 
 TestQueueMachine = QueueMachine.TestCase
@@ -381,7 +381,7 @@ TestQueueMachine.settings = settings(
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )
-assert SMALL.verify, "the engine checks itself as well"
+assert SMALL.verify, "the engine's own check failed"
 
 
 @pytest.mark.parametrize("first", WALKS[::WALKS_PER_TEST])

@@ -1,8 +1,8 @@
-"""A merge that stops anywhere: at each call to either tier, by a crash, a power cut or a failure.
+"""A merge that is interrupted anywhere: at each call to either tier, by a crash, a power cut or a failure.
 
-Goal: whatever stops a merge, readers see what they saw before, the job that asks again comes to its end, and nothing is left over.
-Method: a plan, a job, a late delete and a commit on an engine with a SimDisk and a store; the life is cut at every call in turn, and
-the job then does what a job does: ask for the plan again, skip what it has done, commit.
+Goal: whatever interrupts a merge, readers see the same as before, the job that asks again finishes it, and nothing is
+left over. Method: a plan, a job, a late delete and a commit on an engine with a SimDisk and a store. Each call is
+interrupted in turn; then the job asks for the plan again, skips what it has done, and commits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def begin(store: Any = None) -> tuple[Harness, dict[str, Any]]:
 
 
 def life(h: Harness, body: dict[str, Any]) -> None:
-    """From the commit to the end of the old files."""
+    """From the commit to the removal of the old files."""
     commit(h, body)
     h.checkpoint()
     h.pass_time(2000)
@@ -46,7 +46,7 @@ def life(h: Harness, body: dict[str, Any]) -> None:
 
 
 def finish(h: Harness) -> None:
-    """What a job does that lost its server."""
+    """The steps of a job whose server has restarted."""
     for _ in range(20):
         answer = h.send(mrg.PlanMerge("t"))
         if not isinstance(answer, mrg.MergeReply):
@@ -174,7 +174,7 @@ def test_a_failure_of_every_call_to_the_store() -> None:
 
 
 def test_a_failure_of_every_call_to_the_disk() -> None:
-    """A full disk and a bad one: the shard may refuse to go on, and a start gets over it."""
+    """A full disk and a failing one: the shard may refuse to continue, and a restart recovers."""
     h, body = begin()
     calls = h.disk.calls
     life(h, body)
@@ -192,8 +192,9 @@ def test_a_failure_of_every_call_to_the_disk() -> None:
 
 @pytest.mark.parametrize("moves", [1, 3])
 def test_a_start_from_the_older_snapshot(moves: int) -> None:
-    """The newest snapshot is gone: the log has the merge, or the older one has it. After one checkpoint the older one calls the
-    inputs hot, and has some of their rows in the log alone."""
+    """The newest snapshot is gone: the merge is in the log or in the older snapshot. After one checkpoint the older
+    one lists the inputs as hot, and some of their rows are in the log only.
+    """
     for checkpoints in range(4):
         h = begun(moved=False)
         for _ in range(moves):
@@ -219,7 +220,7 @@ def test_a_start_from_the_older_snapshot(moves: int) -> None:
 
 
 def test_an_erase_that_goes_on_after_a_start_knows_of_staging() -> None:
-    """The first look at the store fails, the erase is tried, and a copy lies in the staging of a plan."""
+    """The first access to the store fails, the erase is tried, and there is a copy in the staging folder of a plan."""
     store = ObjectStore()
     h = begun(store, secret=3)
     work(h, plan(h))
@@ -338,7 +339,7 @@ def test_an_erase_in_what_was_just_merged_and_crash_after_crash(seq: int, are_go
 
 
 def test_a_commit_that_waits_for_its_sync_is_told_to_nobody() -> None:
-    """Neither to who asks again, nor in the list: a power cut may take it back."""
+    """Neither in a repeated commit nor in the list: a power cut may undo it."""
     h, body = begin()
     again = mrg.CommitPlan("t", body["plan_id"], body["lease"], wait_ms=0)
     (token,) = h.ask(mrg.CommitPlan("t", body["plan_id"], body["lease"]))

@@ -1,7 +1,7 @@
-"""Goal: a dead letter comes to its topic once, whoever dies on the way, and what is refused goes back to its queue.
+"""Goal: a dead letter reaches its topic once, whichever process dies, and a refused one goes back to its queue.
 
-Method: real shards on simulated disks, whose messages are carried by hand. A queue with jobs that are on their way is
-made on one of the disks first; then the shards start and send them, as after any restart.
+Method: real shards on simulated disks; the test carries the messages. A queue with jobs that are being moved is first
+made on one of the disks; then the shards start and send the dead letters, as after any restart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ JOBS = 10
 
 
 def name_on(shard: int, stem: str, shards: int = 2) -> str:
-    """A topic that lies there."""
+    """A topic name that is placed on this shard."""
     return next(name for name in (f"{stem}{i}" for i in itertools.count()) if shard_of(name, shards) == shard)
 
 
@@ -54,7 +54,7 @@ def disks_with_letters(
     queues: tuple[str, ...] = (QUEUE,),
     seed: int = 1,
 ) -> list[SimDisk]:
-    """The disks of two shards. All jobs of the queues, on shard 1, are on their way to the target."""
+    """The disks of two shards. All jobs of the queues, on shard 1, are being moved to the target."""
     harnesses = [Harness(shard_config(ROOMY, shard), disk=SimDisk(seed + shard)) for shard in range(2)]
     if target_config is not None:
         harnesses[shard_of(target, 2)].put(target, target_config)
@@ -78,7 +78,7 @@ def move_jobs(harness: Harness, queue: str, target: str, jobs: list[bytes]) -> N
 
 
 def cluster(disks: list[SimDisk], **limits: int) -> Cluster:
-    """Both shards, about to send. What was tried before they knew of each other is due again."""
+    """Both shards, about to send. Attempts from before they knew each other are due again."""
     made = Cluster(2, disks, wal_file_bytes=64 * KIB, **limits)
     made.clock.advance(PAUSE_MS_MIN + 1)
     return made
@@ -89,7 +89,7 @@ def letters_on_wires(made: Cluster) -> list[Mail]:
 
 
 def texts(made: Cluster, topic: str) -> list[str]:
-    """The data of what is live in a topic, in its order."""
+    """The data of the live records of a topic, in order."""
     found: list[str] = []
     from_seq = 0
     while True:
@@ -116,16 +116,16 @@ def on_their_way(made: Cluster) -> int:
 
 
 def settle(made: Cluster) -> None:
-    """Everything, pauses included."""
+    """Do everything that can be done, including what waits for a pause to end."""
     for _ in range(20):
         made.rest()
         if not on_their_way(made):
             return
         made.clock.advance(PAUSE_MS_MAX)
-    raise AssertionError("letters that never arrive")
+    raise AssertionError("dead letters never arrive")
 
 
-# ---- the way
+# ---- the normal case
 
 
 @EACH_TARGET
@@ -211,7 +211,7 @@ def test_a_death_at_any_step_loses_and_doubles_nothing(
         assert texts(made, QUEUE) == [], steps
         if not went_on:
             return
-    raise AssertionError("it never comes to rest")
+    raise AssertionError("the shards always have more work to do")
 
 
 @pytest.mark.sim
@@ -308,7 +308,9 @@ def test_what_the_target_has_no_room_for_goes_back(target: str) -> None:
 def test_a_refusal_does_not_give_back_what_an_earlier_try_has_brought(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first try takes three letters and its answer is lost; the next, with all ten, is more than there is room for."""
+    """The first attempt delivers three dead letters and its answer is lost; the next, with all ten, is more than
+    there is room for.
+    """
     some = length.pick(short=11, long=1)
     for steps in range(length.turn(some), 1000, some):
         monkeypatch.setattr(outbox, "BATCH_RECORDS", 3)
@@ -323,14 +325,14 @@ def test_a_refusal_does_not_give_back_what_an_earlier_try_has_brought(
         assert texts(made, target) + texts(made, QUEUE) == all_texts(), steps
         if not went_on:
             return
-    raise AssertionError("it never comes to rest")
+    raise AssertionError("the shards always have more work to do")
 
 
 @EACH_TARGET
 @pytest.mark.parametrize("seed", [3, 13])  # of what a power cut leaves
 def test_what_was_given_back_stays_so_when_the_next_letter_was_taken(target: str, seed: int) -> None:
-    """The target forgets about numbers below the last that it took: a letter that was refused before may never
-    come again under its number, not even after a power cut.
+    """The target forgets numbers below the last that it took: a dead letter that was refused before may never be sent
+    again under its number, not even after a power cut.
     """
     jobs = [b'"record large %s"' % (b"x" * 2000), *numbered(1, 3)]
     everything = sorted(json.loads(job) for job in jobs)
@@ -344,7 +346,7 @@ def test_what_was_given_back_stays_so_when_the_next_letter_was_taken(target: str
         assert sorted(texts(made, target) + texts(made, QUEUE)) == everything, steps
         if not went_on:
             return
-    raise AssertionError("it never comes to rest")
+    raise AssertionError("the shards always have more work to do")
 
 
 # ---- the target's side
@@ -406,9 +408,9 @@ def test_letters_are_checked_like_any_request() -> None:
     rig.clock.advance(60_000)
     send(rig, [letter(1)], received_us=0)
     (reply,) = answers(rig)
-    assert error_of(reply)["code"] == "not_ready", "it came too late"
+    assert error_of(reply)["code"] == "not_ready", "it must be too late"
     send(rig, [letter(1)], incarnation=7)
-    assert answers(rig) == [], "it was for another one"
+    assert answers(rig) == [], "it must be refused: it was for another incarnation"
     starting = Rig(ROOMY, recovered=False)
     starting.receive(wire.DEAD_LETTERS, "t", encode_dead_letters([letter(1)]), peer=WORKER + b"1-1")
     starting.rest()
@@ -425,7 +427,7 @@ def test_letters_over_a_cap_of_the_server_wait_for_a_grant(target: str) -> None:
 
 @EACH_TARGET
 def test_letters_over_a_cap_of_the_server_go_back(target: str) -> None:
-    made = cluster(disks_with_letters(target), max_topics=1)  # the queue is there already
+    made = cluster(disks_with_letters(target), max_topics=1)  # the queue exists already
     settle(made)
     assert texts(made, target) == []
     assert texts(made, QUEUE) == all_texts()
@@ -447,14 +449,14 @@ def test_letters_that_wait_for_a_cap_in_vain_are_sent_again() -> None:
     assert not rig.core.needs_turn
 
 
-# ---- answers that wait for letters
+# ---- answers that wait for dead letters
 
 
 Key = tuple[bytes, int]
 
 
 def with_jobs(target: str, jobs: int = 1) -> Cluster:
-    """Jobs that had their only delivery; the next claim moves them."""
+    """Jobs that have had their only delivery; the next claim moves them."""
     made = Cluster(2, wal_file_bytes=64 * KIB)
     made.clock.advance(PAUSE_MS_MIN + 1)
     configure(made, target)
@@ -496,7 +498,7 @@ def test_a_claim_that_moves_jobs_is_answered_when_the_target_has_them(target: st
     key = asked(made, wait_ms=wait_ms)
     while not is_answered(made, key):
         if not made.step():
-            made.clock.advance(wait_ms)  # with letters alone it waits for jobs as long as it said
+            made.clock.advance(wait_ms)  # dead letters alone do not end the wait
     assert on_their_way(made) == 0
     assert len(texts(made, target)) == 3
     assert made.rig(1).core.outbox.wake_at_us is None
@@ -515,7 +517,7 @@ def test_claims_of_one_window_wait_together() -> None:
 
 
 def stuck(made: Cluster) -> None:
-    """All that can happen while shard 0 stands still."""
+    """Everything that can happen while shard 0 stands still."""
     rig = made.rig(1)
     made._collect()
     while rig.step():
@@ -532,10 +534,10 @@ def test_an_answer_waits_for_a_second_and_no_longer() -> None:
     write(made, QUEUE, "more")
     key = asked(made, wait_ms=30_000)
     stuck(made)
-    assert not is_answered(made, key), "there is a job for it, and its letter is on its way"
+    assert not is_answered(made, key), "there is a job for it, and its dead letter is in flight"
     other = asked(made)
     stuck(made)
-    assert is_answered(made, other), "it moved nothing"
+    assert is_answered(made, other), "it must not move anything"
     made.clock.advance(outbox.WAIT_US // 1000 - 1)
     stuck(made)
     assert not is_answered(made, key)

@@ -1,10 +1,10 @@
-"""Goal: the simulation sees. Every bug that was planted on purpose is found, so a green run means something.
+"""Goal: the simulation finds bugs. Every planted bug is found, so a green run means something.
 
-Method: each tests/planted/*.patch is one realistic bug (an ack before its sync, a directory that is not synced, a reply of a
-dead worker, …). It is applied to a copy of the tree, and a simulation (of the whole server, but for a few) runs there with
-the seed that is known to find it. When that story has changed, the search goes on for some seeds: slower, but as good.
-`scripts/planted NAME` searches from seed 0 and writes the seed down. A run looks for a few of them,
-`--long` for all.
+Method: each tests/planted/*.patch is one realistic bug (an ack before its sync, a directory that is not synced, a
+reply of a dead worker, …). It is applied to a copy of the tree, and a simulation (of the whole server, with few
+exceptions) runs there with the seed that is known to find it. If that run has changed, further seeds are tried:
+slower, but as good. `scripts/planted NAME` searches from seed 0 and stores the seed. A normal run looks for a few
+bugs, `--long` for all.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ pytestmark = pytest.mark.sim
 BUGS = all_bugs()
 FEWEST_BUGS = 40
 FEWEST_OF_THE_SERVER = 30  # found by the simulation of the whole server
-EACH = 16  # of so many one is looked for
+EACH = 16  # of this many, one is looked for
 
 
 @pytest.mark.parametrize("bug", BUGS if is_long() else BUGS[turn(EACH) :: EACH], ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
-    assert bug.seed is not None, f"no seed is known to find it; run scripts/planted {bug.name}"
+    assert bug.seed is not None, f"no seed that finds it is stored; run scripts/planted {bug.name}"
     assert find_again(bug) is not None, (
-        f"{bug.breaks} Seed {bug.seed} of the {bug.sim} simulation and those after it do not see it any more; "
+        f"{bug.breaks} Seed {bug.seed} of the {bug.sim} simulation and those after it do not find it any more; "
         f"run scripts/planted {bug.name}"
     )
 
 
 def test_every_patch_applies() -> None:
-    """Those too that are not in the sample."""
+    """Including those that are not in the sample."""
     for bug in BUGS:
         command = ["git", "apply", "--check", str(bug.path)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

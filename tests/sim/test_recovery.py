@@ -1,7 +1,8 @@
-"""Recovery: what a start makes of torn, rotten, missing and foreign files, and of a disk that was full.
+"""Recovery: starts on torn, damaged, missing and foreign files, and on a full disk.
 
-Goal: a torn tail is cut, rot is never cut in silence, a bad segment becomes an announced loss, and starting again
-changes nothing. Method: an engine is stopped, single bits or files of its SimDisk are changed, and it is opened again.
+Goal: a torn tail is cut, damage is never cut silently, a bad segment becomes an announced loss, and a second start
+changes nothing. Method: an engine is stopped, single bits or files of its SimDisk are changed, and it is opened
+again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from topics.engine.storage.wal import ENVELOPE_BYTES, Envelope, scan
 
 
 def filled(count: int, topic: TopicConfig = FSYNC, *, pad: int = 0) -> Harness:
-    """Topic `t` with one write a record, so each has an envelope of its own."""
+    """Topic `t` with one write per record, so each has its own envelope."""
     h = Harness()
     h.put("t", topic)
     for i in range(1, count + 1):
@@ -66,16 +67,16 @@ def envelopes(h: Harness, path: str) -> list[Envelope]:
 
 
 def flip_in_envelope_of(h: Harness, payload: bytes) -> None:
-    """Bit rot in the log, inside the entry that holds this payload."""
+    """Flip a bit in the log, inside the entry with this payload."""
     for path in h.wal_files():
         at = file_bytes(h.disk, path).find(payload)
         if at >= 0:
             h.disk.flip_bit(path, at)
             return
-    raise AssertionError(f"{payload!r} is in no log file")
+    raise AssertionError(f"no log file contains {payload!r}")
 
 
-# ---- the log's tail
+# ---- the end of the log
 
 
 @fault(
@@ -122,7 +123,7 @@ def test_tail_torn_at_any_byte_is_cut(kept: int) -> None:
 def test_unused_spare_file_is_no_damage() -> None:
     h = filled(2)
     h.rest()
-    assert len(h.wal_files()) == 2, "the active one and a spare"
+    assert len(h.wal_files()) == 2, "expected the active log file and a spare one"
     h.kill_and_open()
     assert h.engine.report.torn == []
     assert h.rows("t") == expected(1, 2)
@@ -138,7 +139,7 @@ def test_half_made_log_file_is_removed() -> None:
     assert h.rows("t") == expected(1, 2)
 
 
-# ---- rot
+# ---- bit rot
 
 
 @fault(
@@ -155,7 +156,7 @@ def test_rot_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
     assert reason is not None
     assert "wal-" in reason
     assert h.engine.report.corrupt
-    assert h.rows("t") == expected(1), "what lies before the damage is served"
+    assert h.rows("t") == expected(1), "records before the damage must be served"
     assert h.do(c.ListTopics()).topics[0].count == 1
     error = h.refused(append("t", b"x"), ShardReadOnly)
     assert error.detail["read_only"] is True
@@ -215,7 +216,7 @@ def test_unknown_log_version_is_refused_by_name() -> None:
         h.open()
     assert caught.value.detail == {"path": path, "version": 9}
     assert path in str(caught.value)
-    assert file_bytes(h.disk, path) == bytes(content), "and left alone"
+    assert file_bytes(h.disk, path) == bytes(content), "the file must not be changed"
 
 
 # ---- the chain of log files
@@ -273,7 +274,7 @@ def test_log_file_under_another_files_name_is_refused() -> None:
     "the chain of files shows it: the shard starts read-only and says why",
 )
 def test_log_file_of_another_shard_with_the_same_numbers_is_found() -> None:
-    """Whole, with the right number and the right entries: only the chain can tell."""
+    """An intact file with the right number and the right entries: only the chain can tell."""
     h, other = filled(60), Harness(seed=2)
     other.put("t", FSYNC)
     for i in range(1, 61):
@@ -299,7 +300,7 @@ def test_flipped_bit_in_a_sealed_segment_is_an_announced_loss() -> None:
     h.disk.flip_bit(path, file_bytes(h.disk, path).find(numbered(2, 1)[0]))
     h.open()
     rows, gaps = h.read("t")
-    assert rows == expected(1, 3, 4, 5, 6, 7, 8, 9), "the records beside it are whole"
+    assert rows == expected(1, 3, 4, 5, 6, 7, 8, 9), "the other records must be served"
     assert gaps == [(2, 2, "corrupt")]
     assert h.state("t").count == 8
     assert h.engine.counters["corrupt"] == 1
@@ -322,7 +323,7 @@ def test_corrupt_range_is_found_once_and_kept_over_restarts() -> None:
     for how in ("kill_and_open", "restart", "restart"):
         getattr(h, how)()
         assert h.read("t") == first
-        assert h.engine.counters.get("corrupt", 0) == 0, "known by now"
+        assert h.engine.counters.get("corrupt", 0) == 0, "the loss is known already"
     assert h.diff("t", 2).tombstone is None
     h.append("t", b"x")
     h.checkpoint()
@@ -390,7 +391,7 @@ def test_missing_segment_is_an_announced_loss(suffixes: list[str]) -> None:
 
 
 def test_lost_or_damaged_index_costs_no_record() -> None:
-    """Or if it does, the loss is announced: never fewer records in silence."""
+    """Or if it does, the loss is announced: no record is lost without a tombstone."""
     for damage in ("lose", "flip"):
         h = sealed(9)
         path = segment(h, 5, "idx")
@@ -406,7 +407,7 @@ def test_lost_or_damaged_index_costs_no_record() -> None:
 
 
 def test_damaged_sum_does_not_take_readable_records_away() -> None:
-    """The records carry digests of their own."""
+    """The records have digests of their own."""
     for damage in ("lose", "flip"):
         h = sealed(9)
         path = segment(h, 1, "sum")
@@ -433,10 +434,12 @@ def test_data_file_that_vanishes_while_the_shard_serves() -> None:
     assert h.state("t").count == 9
     lose(h.disk, segment(h, 1, "data"))
     reply = h.send(c.Diff("t"))
-    assert isinstance(reply, TopicsError) or reply.tombstone is not None, "never fewer records in silence"
+    assert isinstance(reply, TopicsError) or reply.tombstone is not None, (
+        "no record may be lost without a tombstone"
+    )
 
 
-# ---- again and again
+# ---- repeated crashes
 
 
 def workload(h: Harness) -> None:
@@ -529,7 +532,7 @@ def test_power_cut_inside_recovery_loses_nothing_acked(seed: int) -> None:
     assert number > 10
 
 
-# ---- classes
+# ---- durability classes
 
 
 def test_memory_topics_are_replayed_at_first_touch() -> None:
@@ -592,7 +595,7 @@ def fill_the_disk(h: Harness, topic: str = "t") -> Throttled:
         if isinstance(reply, TopicsError):
             assert isinstance(reply, Throttled), reply
             return reply
-    raise AssertionError("the disk is never full")
+    raise AssertionError("the disk did not become full")
 
 
 @fault(
@@ -616,7 +619,9 @@ RESERVED = msgspec.structs.replace(SMALL, reserve_bytes=250_000)
 
 
 def full_with_reserve() -> Harness:
-    """A disk without a byte free: the reserve is there, the log has a tail that is larger than it and nobody has synced."""
+    """A disk without a free byte: the reserve is there, and the log has an unsynced tail that is larger than the
+    reserve.
+    """
     h = Harness(RESERVED)
     h.put("t", DISK)
     h.rest()
@@ -654,7 +659,7 @@ def test_starts_without_a_free_byte() -> None:
 
 @pytest.mark.parametrize("midway", [False, True])
 def test_power_cut_at_any_call_of_a_start_on_a_full_disk(midway: bool) -> None:
-    """What a power cut may take of a tail that was never synced, it takes from the end, and says so."""
+    """What a power cut may take of a tail that was never synced, it takes from the end, and it is reported."""
     for call in itertools.count(1, length.pick(short=4, long=1)):
         h = full_with_reserve()
         h.disk.crash_at(call, midway=midway)
@@ -697,7 +702,7 @@ def test_deletes_and_reads_go_on_while_the_disk_is_full() -> None:
 
 @fault("disk", "a full disk whose records are all deleted", "the log is given back, and appends go on")
 def test_deleting_everything_ends_it_on_a_young_shard() -> None:
-    """The first snapshot keeps the whole log beside it; only a second one, of nothing new, lets it go."""
+    """The first snapshot keeps the whole log; only a second one, without new records, releases it."""
     h = filled(2)
     h.disk.capacity_bytes = (
         6 * h.config.wal_file_bytes + 3000
@@ -749,7 +754,7 @@ def test_service_resumes_by_itself_when_there_is_space() -> None:
 
 
 def test_wake_up_is_asked_for_while_the_disk_is_full() -> None:
-    """Without a request nobody else would look again."""
+    """Otherwise nothing would check again without a request."""
     h = filled(2)
     fill_the_disk(h)
     h.rest()
@@ -787,7 +792,7 @@ def test_restart_of_a_full_shard_keeps_everything() -> None:
     h.append("t", b"x")
 
 
-# ---- the report
+# ---- the recovery report
 
 
 def test_first_start_reports_nothing() -> None:

@@ -1,12 +1,12 @@
-"""Goal: what the walks once found stays found.
+"""Goal: bugs that random runs have found stay fixed.
 
-Method: one short script per bug that a walk or a crash run met in the engine, with what went wrong in its docstring. The driver
-judges; most tests therefore end with a comparison or a crash and no assert of their own. Three were seen to fail on
-the engine of their day (torn tail, records that end, erase answered); the others were written down from the failing
-walk's story after the bug was gone, so they guard the behaviour and may not meet the old bug exactly.
+Method: one short script per bug that a random run or a crash run met in the engine, with the bug in its docstring.
+The driver checks the engine; most tests therefore end with a comparison or a crash and no assert of their own. Three
+were seen to fail on the engine of their day (torn tail, records that end, erase answered); the others were derived
+from the failing run after the bug was fixed, so they guard the behaviour and may not meet the old bug exactly.
 
-Whole stories are told again by their seeds. A change of the simulation makes other stories of them, so each has a test of
-its own besides, which its comment names.
+Whole simulated runs are repeated by their seeds. A change of the simulation changes these runs, so each bug also has
+a test of its own, which the comment names.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def recs(*texts: bytes, **more: int) -> list[NewRec]:
 )
 @pytest.mark.parametrize("seed", range(24))
 def test_unsynced_entries_after_a_snapshot_are_a_torn_tail(seed: int) -> None:
-    """The first entry after a snapshot was lost, a later unsynced one was kept: the shard refused to start (LogGap)."""
+    """The first entry after a snapshot was lost, a later unsynced one survived: the shard refused to start (LogGap)."""
     driver = started(seed, disk=Conf())
     driver.send(d.append("disk", recs(b"1")))
     driver.drain()
@@ -83,7 +83,7 @@ def test_records_that_end_while_a_checkpoint_runs() -> None:
 
 
 def test_limit_and_byte_budget_together_skip_nothing() -> None:
-    """The row that was left out had been cut off by the limit, so the cursor jumped over it."""
+    """The omitted row had been cut off by the limit, so the cursor skipped it."""
     driver = started(1, topic=FSYNC)
     driver.send(d.append("topic", recs(b"1" * 30, b"2" * 30, b"3" * 30)))
     driver.drain()
@@ -91,7 +91,7 @@ def test_limit_and_byte_budget_together_skip_nothing() -> None:
 
 
 def test_a_stale_cursor_reads_from_the_first_live_record() -> None:
-    """With a loss range behind deleted records, `recreated` led to an empty page in front of the range."""
+    """With a loss range behind deleted records, `recreated` led to an empty page before the range."""
     driver = started(3, disk=Conf())
     driver.send(d.append("disk", recs(b"1", b"2")))
     driver.drain()
@@ -104,7 +104,7 @@ def test_a_stale_cursor_reads_from_the_first_live_record() -> None:
 
 
 def test_time_does_not_run_back_over_a_process_crash() -> None:
-    """Slewing had carried the clock past the straight line from the last time ceiling."""
+    """Slewing had moved the clock ahead of the straight line from the last time ceiling."""
     driver = started(1, topic=FSYNC)
     driver.clock.jump_wall(100_000)
     driver.send(d.append("topic", recs(b"1")))
@@ -117,7 +117,7 @@ def test_time_does_not_run_back_over_a_process_crash() -> None:
 @fault("disk", "a restart takes the records of an ephemeral topic", "the loss is announced (crash)")
 @pytest.mark.parametrize("how", ["clean", "kill", "power"])
 def test_the_loss_of_ephemeral_records_is_announced(how: str) -> None:
-    """A restart forgot to say that they are gone."""
+    """A restart did not announce their loss."""
     driver = started(1, topic=Conf(durability="ephemeral"))
     driver.send(d.append("topic", recs(b"1", b"2")))
     driver.drain()
@@ -130,7 +130,7 @@ def test_the_loss_of_ephemeral_records_is_announced(how: str) -> None:
 
 
 def test_list_counts_no_expired_records_after_a_restart() -> None:
-    """Topics that were not loaded yet were listed with what had expired."""
+    """Topics that were not loaded yet were listed with expired records."""
     driver = started(1, topic=Conf(durability="fsync", ttl_ms=100))
     driver.send(d.append("topic", recs(b"1", b"2")))
     driver.drain()
@@ -147,7 +147,7 @@ def test_list_counts_no_expired_records_after_a_restart() -> None:
 )
 @pytest.mark.parametrize("number", range(1, 12))
 def test_an_erase_is_answered_when_the_disk_fails(number: int) -> None:
-    """The answer was lost with the task."""
+    """The answer was lost together with the task."""
     driver = started(1, topic=Conf())
     driver.send(d.append("topic", recs(b"1")))
     driver.drain()
@@ -158,7 +158,7 @@ def test_an_erase_is_answered_when_the_disk_fails(number: int) -> None:
 
 @pytest.mark.parametrize("number", range(1, 12))
 def test_an_erase_that_fails_after_its_delete_was_seen(number: int) -> None:
-    """It was refused like a write that never happened, while readers saw its delete."""
+    """It was refused like a write that was never executed, while readers saw its delete."""
     driver = started(1, topic=FSYNC)
     driver.send(d.append("topic", recs(b"1", b"2")))
     driver.drain()
@@ -174,7 +174,7 @@ def test_an_erase_that_fails_after_its_delete_was_seen(number: int) -> None:
 
 @fault("disk", "the disk is full during a checkpoint", "no client notices: it is tried again")
 def test_a_full_disk_at_a_checkpoint_does_not_stop_writes_for_good() -> None:
-    """With a spare log file in hand, nobody ever looked again whether there was space."""
+    """With a spare log file available, nothing checked again whether there was space."""
     driver = started(1, topic=Conf())
     driver.send(d.append("topic", recs(b"1")))
     driver.drain()
@@ -196,7 +196,7 @@ def test_a_full_disk_at_a_checkpoint_does_not_stop_writes_for_good() -> None:
     "disk", "the server is stopped while the disk is full", "it stops; the next start replays more of the log"
 )
 def test_a_stop_on_a_full_disk_ends() -> None:
-    """An erase that waited for space kept `close` turning for ever."""
+    """An erase that waited for space kept `close` in an endless loop."""
     driver = started(1, topic=Conf())
     driver.send(d.append("topic", recs(b"1")))
     driver.drain()
@@ -212,7 +212,9 @@ def test_a_stop_on_a_full_disk_ends() -> None:
 
 
 def test_an_erase_may_change_the_end_of_a_log_file() -> None:
-    """The next file still named the old digest: "the previous file was replaced or changed", and the shard was read-only."""
+    """The next file still had the old digest: "the previous file was replaced or changed", and the shard was
+    read-only.
+    """
     driver = started(1, topic=FSYNC)
     for i in range(12):
         driver.send(d.append("topic", recs(b"%04d" % i * 150)))
@@ -230,12 +232,12 @@ def test_an_erase_may_change_the_end_of_a_log_file() -> None:
     [
         31_000_182,  # a lease is extended twice in one millisecond: test_checker_jobs
         31_001_374,  # an erase does not name what a power cut has taken: test_checker_erases
-        109_000_890,  # an erase that a crash cut short heeds no pin
+        109_000_890,  # an erase that a crash interrupted ignores pins
         108_000_633,  # a crash took the first chunks of a batch, whose copies stay: test_checker_copies
     ],
 )
 def test_stories_that_the_judge_took_for_broken(seed: int) -> None:
-    """They were legal: the server had done what it promises."""
+    """False alarms of the checker: the server had kept its promises."""
     Simulation(seed, steps=250).run()
 
 
@@ -243,8 +245,8 @@ def test_stories_that_the_judge_took_for_broken(seed: int) -> None:
     "seed",
     [
         1104,  # a claim of cold jobs fetched their blocks again and again: test_cold_blocks
-        93_000_048,  # a move that came to nothing took the copy away that a pin from before the start names
-        94_000_098,  # an index that had rotted was copied into the cold tier: test_relocation
+        93_000_048,  # a relocation that failed removed the copy that a pin from before the start names
+        94_000_098,  # a damaged index was copied into the cold tier: test_relocation
     ],
 )
 def test_stories_of_the_cold_tier(seed: int) -> None:

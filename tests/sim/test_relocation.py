@@ -1,8 +1,8 @@
-"""The cold tier: what moves there and when, what a crash or a failure at any step leaves, and what that leaves of space.
+"""Relocation to the cold tier: what moves when, what a crash or a failure at any step leaves, and how space is freed.
 
-Goal: a segment is in at least one place at every moment, no reader ever sees a difference, and a store that fails or lies
-loses nothing. Method: an engine on a SimDisk with a store that has neither rename nor in-place writes, or with a second
-SimDisk behind it; every call of a relocation crashes or fails once.
+Goal: a segment is in at least one tier at every moment, no reader ever sees a difference, and a store that fails or
+returns wrong data loses nothing. Method: an engine on a SimDisk with a store that has neither rename nor in-place
+writes, or with a second SimDisk behind it; every call of a relocation crashes or fails once.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from topics.engine.commands import topics as c
 from topics.engine.storage.segment_store import DiskSegmentStore
 from topics.engine.upkeep.loading import is_known_leftover
 
-# ---- moving
+# ---- relocation
 
 
 def test_old_segments_move_and_are_read_from_there() -> None:
     h = filled()
     h.checkpoint()
     assert tiers(h) == ["cold", "cold", "hot", "hot"]
-    assert len(data_files(h)) == 4, "a snapshot still calls them hot"
+    assert len(data_files(h)) == 4, "a snapshot still lists them as hot"
     assert "seg-0000000000000001-0.data" in cold_files(h)
     h.checkpoint()
     h.checkpoint()
@@ -64,7 +64,7 @@ def test_old_segments_move_and_are_read_from_there() -> None:
 
 
 def test_the_hot_copy_goes_without_any_more_writes() -> None:
-    """Nothing is touched any more; the checkpoints that let go of it come by time."""
+    """No request comes any more; the checkpoints that release the hot copy run by time."""
     h = Harness(msgspec.structs.replace(TIERED, snapshot_interval_ms=1000), cold=ObjectStore())
     h.put("t", FSYNC)
     for seq in range(1, 15):
@@ -110,7 +110,7 @@ def test_a_restart_finds_everything_and_reads_no_segment() -> None:
     h = relocated()
     calls = len(h.cold.calls)  # type: ignore[union-attr]
     h.restart()
-    assert len(h.cold.calls) == calls, "a start must not wait for the cold tier"  # type: ignore[union-attr]
+    assert len(h.cold.calls) == calls, "the start must not wait for the cold tier"  # type: ignore[union-attr]
     h.line.calls.clear()
     assert h.state("t").count == 14
     assert h.line.reads(".data") == []
@@ -129,7 +129,7 @@ def test_a_hot_copy_that_a_stop_left_goes_though_nobody_uses_the_topic(how: str)
     h.restart() if how == "stop" else h.kill_and_open()
     for _ in range(3):
         h.pass_time(h.config.snapshot_interval_ms + 10_000)
-    assert h.engine.shard.state.published["t"].stored is not None, "nobody has touched it"
+    assert h.engine.shard.state.published["t"].stored is not None, "the file must not be touched"
     assert data_files(h) == ["seg-0000000000000009-0.data", "seg-000000000000000d-0.data"]
     assert h.rows("t") == records(*range(1, 15))
 
@@ -176,7 +176,9 @@ def test_a_partly_dead_cold_segment_is_left_alone_and_a_dead_one_goes() -> None:
 
 
 def test_a_copy_of_a_move_that_was_not_finished_goes_with_its_hot_segment() -> None:
-    """It was moved, but no snapshot says so when the process dies; then its records are deleted before it is moved again."""
+    """It was copied, but no snapshot says so when the process dies; then its records are deleted before it is moved
+    again.
+    """
     store = ObjectStore()
     h = filled(store)
     h.checkpoint()
@@ -197,7 +199,7 @@ def test_a_copy_of_a_move_that_was_not_finished_goes_with_its_hot_segment() -> N
 
 @pytest.mark.parametrize("how", ["kill", "close"])
 def test_a_dead_segment_in_the_middle_leaves_the_store_after_a_stop(how: str) -> None:
-    """No snapshot names it any more, and the store had no time to let it go."""
+    """No snapshot names it any more, and there was no time to remove it from the store."""
     store = ObjectStore()
     h = moved(store)
     h.config = msgspec.structs.replace(TIERED, rewrite_dead_share=0.5)
@@ -227,11 +229,11 @@ def test_what_explains_a_leftover() -> None:
     log = h.engine.shard.state.published["t"]
     metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None and chunk.first_seq != 5]
     assert is_known_leftover(log, 1, metas), "another generation"
-    assert not is_known_leftover(log, 2, metas), "no segment of this topic can begin there"
-    assert is_known_leftover(log, 5, metas), "a hole that a dead segment left"
-    assert is_known_leftover(log, 900, metas), "a checkpoint that was not finished"
+    assert not is_known_leftover(log, 2, metas), "no segment of this topic begins there"
+    assert is_known_leftover(log, 5, metas), "the gap of a dead segment"
+    assert is_known_leftover(log, 900, metas), "left by an unfinished checkpoint"
     log.view.losses = [(5, 8, "corrupt")]
-    assert not is_known_leftover(log, 5, metas), "what is lost may be wanted yet"
+    assert not is_known_leftover(log, 5, metas), "lost data may be recoverable"
 
 
 def test_a_dropped_topic_leaves_nothing() -> None:
@@ -264,7 +266,7 @@ def test_objects_that_nothing_explains_are_left() -> None:
 
 
 def test_no_snapshot_is_read_while_it_serves() -> None:
-    """Which segments the kept snapshots name is known since the start, whatever is left over."""
+    """The segments named by the kept snapshots are known since the start, whatever is left over."""
     store = ObjectStore()
     h = moved(store)
     h.do(c.Delete("t", seqs=[1, 2]))
@@ -281,7 +283,7 @@ def test_no_snapshot_is_read_while_it_serves() -> None:
 
 
 def life(h: Harness) -> None:
-    """A relocation from its beginning to its end, on a topic that goes on."""
+    """A relocation from beginning to end, while the topic is written."""
     h.checkpoint()
     h.append("t", numbered(15, 1)[0])
     h.checkpoint()
@@ -403,7 +405,7 @@ def test_a_damaged_segment_stays_hot() -> None:
 
 
 def test_a_damaged_index_is_not_copied() -> None:
-    """A job that reads the cold tier would find a segment that does not agree with its digests."""
+    """A job that reads the cold tier would find a segment that does not match its digests."""
     h = filled()
     h.config = msgspec.structs.replace(TIERED, hot_retain_segments=9)
     h.restart()
@@ -467,7 +469,7 @@ def test_low_space_ends_by_itself() -> None:
         h.append("t", b'"%s"' % (b"x" * 400))
     h.checkpoint()
     files = len(h.engine.wal.files)
-    assert files > 2, "the log is long"
+    assert files > 2, "the log must be long"
     h.disk.spare_bytes = 999
     for _ in range(4):
         h.clock.advance(5001)

@@ -1,8 +1,9 @@
-"""The pace of moving segments to the cold tier: a piece at a time, no faster than allowed, and never slower than what is written.
+"""The pace of relocation to the cold tier: in pieces, no faster than allowed, and never slower than new data arrives.
 
-Goal: whoever writes to the same disk waits behind a MiB and not behind a backlog; the bound never makes the hot tier grow without
-end or the disk run full; and a move that takes its time can be given up, stopped or struck by a crash between any two pieces. Method:
-an engine on a SimDisk with segments of a few MiB, a clock that a test moves, and a store that counts.
+Goal: writers to the same disk wait behind one MiB and not behind a backlog; the rate limit never makes the hot tier
+grow without bound or the disk run full; and a slow relocation can be cancelled, stopped or interrupted by a crash
+between any two pieces. Method: an engine on a SimDisk with segments of a few MiB, a clock that the test sets, and a
+store that counts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PACED = msgspec.structs.replace(
 
 
 def filled(config: EngineConfig = PACED, segments: int = 4, cold: DiskSegmentStore | None = None) -> Harness:
-    """So many sealed segments, all of which are to move, and nothing has moved yet."""
+    """This many sealed segments, all due for relocation, none relocated yet."""
     h = Harness(config, cold=cold if cold is not None else ObjectStore())
     h.put("t", FSYNC)
     for seq in range(1, 4 * segments + 2):
@@ -46,26 +47,26 @@ def moves(h: Harness) -> int:
 
 
 def until_between_pieces(h: Harness) -> None:
-    """A part of the first segment is in the store's hands, and the rest waits for time to pass."""
+    """A part of the first segment is in the store, and the rest waits for time to pass."""
     h.checkpoint()
     assert moves(h) == 0
     assert h.engine.relocator.pace.wake_ms is not None
 
 
-# ---- how fast
+# ---- speed
 
 
 def test_it_takes_its_time() -> None:
-    """Four segments of 2.4 MB at a MiB a second."""
+    """Four segments of 2.4 MB at one MiB a second."""
     h = filled()
     h.checkpoint()
     moved = [moves(h)]
     for _ in range(12):
         h.pass_time(1000)
         moved.append(moves(h))
-    assert moved[0] == 0, "a burst is short"
+    assert moved[0] == 0, "the burst is too long"
     assert moved[-1] == 4
-    assert moved.index(4) >= 8, "nearly ten MB at a MiB a second"
+    assert moved.index(4) >= 8, "faster than one MiB a second"
     assert all(after - before <= 1 for before, after in pairwise(moved)), moved
 
 
@@ -86,7 +87,7 @@ def test_one_job_is_a_piece() -> None:
                 pieces.append(len(h.line.reads(".data")) - before)
     assert moves(h) == 1
     assert sum(pieces) == 3
-    assert max(pieces) <= 2, "the file of three blocks is not read at once"
+    assert max(pieces) <= 2, "the file of three blocks must not be read at once"
 
 
 def test_without_a_bound_it_is_done_at_once() -> None:
@@ -104,7 +105,9 @@ def test_a_disk_that_runs_full_is_not_kept_waiting() -> None:
 
 
 def test_what_is_written_fast_moves_as_fast() -> None:
-    """Some 200 KB a second are written for three minutes, and a hundredth of that may move: what is on its way stays within bounds."""
+    """About 200 KB a second are written for three minutes, and the rate limit is a hundredth of that: the backlog
+    stays bounded.
+    """
     config = msgspec.structs.replace(PACED, relocate_bytes_per_s=2000, snapshot_wal_bytes=limits.MIB)
     h = Harness(config, cold=ObjectStore())
     h.put("t", FSYNC)
@@ -117,8 +120,8 @@ def test_what_is_written_fast_moves_as_fast() -> None:
         waiting.append(sum(meta.data_bytes for meta in metas if meta.tier != COLD))
     span_bytes = 2 * limits.PACE_SPAN_MS // 1000 * 200_000
     assert max(waiting) <= 2 * span_bytes, waiting
-    assert max(waiting[-60:]) < 1.1 * max(waiting[:60]), "it does not grow"
-    assert moves(h) >= 35, "of 45 segments"
+    assert max(waiting[-60:]) < 1.1 * max(waiting[:60]), "the backlog grows"
+    assert moves(h) >= 35, "of 45 segments, most must have moved"
 
 
 def test_who_waits_for_an_erase_does_not_wait_for_a_slow_move() -> None:
@@ -131,10 +134,10 @@ def test_who_waits_for_an_erase_does_not_wait_for_a_slow_move() -> None:
     h.checkpoint()
     assert h.engine.relocator.pace.wake_ms is not None
     assert h.do(c.Delete("t", seqs=[2], erase=True)).deleted == 1
-    assert moves(h) <= 1, "only what was at hand"
+    assert moves(h) <= 1, "only data that was read already"
 
 
-# ---- given up, stopped, struck
+# ---- cancelled, stopped, interrupted
 
 
 @pytest.mark.parametrize("how", ["drop", "erase"])
@@ -213,7 +216,7 @@ def test_a_crash_at_every_call_of_a_move_in_pieces(how: str) -> None:
         h.power_cut() if how == "power" else h.kill()
         h.cold = DiskSegmentStore(far)
         h.open()
-        gc.collect()  # what is left of the old process must not come in between
+        gc.collect()  # leftovers of the old process must not interfere
         assert h.seqs("t") == [1, 2, 3, 4, 5], number
         while h.engine.shard.state.published["t"].chunks[0].meta.tier != COLD:  # type: ignore[union-attr]
             h.pass_time(limits.COLD_PAUSE_MS_MAX)

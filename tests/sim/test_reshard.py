@@ -1,8 +1,9 @@
-"""Goal: any number of shards after any other shows the same records, floors, tombstones, leases, consumers, keys and rules.
+"""Goal: after a change of the number of shards, all records, floors, tombstones, leases, consumers, keys and rules
+are the same.
 
-Method: a data directory with something of everything (tests/support/reshard_rig.py) on the simulated disk. A picture of
-all that can be found out is taken before a change and after it, and the two must be equal: after a change that went well, after
-power cuts and kills at every disk call of one, whatever number the next start is told, and after errors at every call.
+Method: a data directory with data of every kind (tests/support/reshard_rig.py) on the simulated disk. A picture of
+everything visible is taken before a change and after it, and the two must be equal: after a successful change, after
+power cuts and kills at every disk call of one, whatever number the next start has, and after errors at every call.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LOOKS = ("read", "size", "close", "exists", "list", "boot_id", "random_u64")
 
 @cache
 def filled(config: EngineConfig, how: str) -> tuple[SimDisk, Picture]:
-    """A disk with two shards, as a stop or a kill left it, and what a start finds there. Not to be touched: copy it."""
+    """A disk with two shards, after a stop or a kill, and what a start finds there. Read-only: copy it."""
     fleet = Fleet(2, config=config)
     fill(fleet)
     fleet.close()
@@ -59,7 +60,7 @@ def fleet_of(config: EngineConfig = CONFIG, how: str = "killed") -> tuple[Fleet,
     return fleet, before
 
 
-# -- it is all there -----------------------------------------------------------------------------------------
+# -- everything is there -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_what_is_written_afterwards_lasts() -> None:
 
 def test_epochs_stay_and_new_topics_have_others() -> None:
     fleet, _ = fleet_of(how="killed")
-    fleet.open()  # of some it is not known how far they were
+    fleet.open()  # for some, their progress is unknown
     before = {name: log.epoch for name, log in fleet.logs().items()}
     assert any(log.epochs for log in fleet.logs().values())
     fleet.close()
@@ -157,7 +158,7 @@ def test_keys_are_remembered() -> None:
 
 
 def test_ids_are_never_given_again() -> None:
-    """Also those of topics that were deleted, on shards that are no more."""
+    """Also ids of topics that were deleted, on shards that do not exist any more."""
     fleet = Fleet(4)
     seen: set[int] = set()
     for round_, shards in enumerate((1, 5, 2, 3)):
@@ -175,7 +176,7 @@ def test_ids_are_never_given_again() -> None:
 
 
 def test_directories_of_topics_that_came_from_elsewhere_are_nobody_elses() -> None:
-    """A start removes directories of topics that it knows to be deleted. It must know whose they are."""
+    """A start removes directories of topics that it knows to be deleted. It must know to which shard they belong."""
     fleet = Fleet(2)
     for i in range(8):
         fleet.put(f"t{i}", FSYNC)
@@ -216,7 +217,7 @@ def test_ids_of_a_shard() -> None:
     assert first_id_after([1024, 5]) == 2048 == first_id_after([2047])
 
 
-# -- queues, letters, rules --------------------------------------------------------------------------------------
+# -- queues, dead letters, rules ---------------------------------------------------------------------------------
 
 
 def test_leases_hold_and_settle() -> None:
@@ -269,18 +270,18 @@ def test_copies_go_on_where_they_were() -> None:
     assert len(fleet.seat("many").seqs("many")) == 12
     fleet.put("p.new", FSYNC)
     fleet.append("p.new", *numbered(1, 3))
-    assert fleet.copy(2, "p.new") == 3, "a topic that is made later is copied from its first record"
+    assert fleet.copy(2, "p.new") == 3, "a topic that is made later must be copied from its first record"
 
 
 def test_a_rule_that_is_being_made_copies_nothing_from_before() -> None:
-    """Shard 0 has heard of it, shard 1 has not: what lies there must not be copied from its beginning."""
+    """Shard 0 knows of it, shard 1 does not: topics there must not be copied from their beginning."""
     fleet, _ = fleet_of()
     fleet.reshard(3)
     fleet.open()
     assert all(3 in seat.engine.shard.forwards.outflows for seat in fleet.seats)
     rule = fleet.seats[0].engine.shard.forwards.catalog[3]
     assert rule.state == "making"
-    for seat in fleet.seats:  # the catalog goes on with it
+    for seat in fleet.seats:  # the catalog continues with it
         seat.do(f.OpenOutflow(rule))
     there = Fleet(2, disk=copy.deepcopy(filled(CONFIG, "killed")[0]))
     there.open()
@@ -306,7 +307,7 @@ def test_rules_are_at_shard_0_alone() -> None:
 
 
 def test_time_goes_on_from_the_latest_shard() -> None:
-    """One shard's clock may be ahead of another's: the wall was set back between their starts."""
+    """One shard's clock may be ahead of another's, because the wall clock was set back between their starts."""
     fleet = Fleet(2)
     fleet.put("a", FSYNC)
     fleet.close()
@@ -380,7 +381,7 @@ def test_crash_at_every_call(share: int, shards: int, how: str) -> None:
 
 
 def test_a_crash_while_a_crash_is_cleared_up() -> None:
-    """Again and again, each time a little later, until one comes through."""
+    """Crash again and again, each time a little later, until one attempt succeeds."""
     fleet, before = fleet_of()
     for attempt in range(1, 100):
         fleet.disk.crash_at(29 * attempt, midway=bool(attempt % 2))
@@ -391,7 +392,7 @@ def test_a_crash_while_a_crash_is_cleared_up() -> None:
         except SimulatedCrash:
             fleet.die(("power", "kill")[attempt // 2 % 2])
     else:
-        raise AssertionError("it never came through")
+        raise AssertionError("it never succeeded")
     same(before, fleet.picture(), power=True)
 
 
@@ -439,7 +440,9 @@ def test_a_full_disk() -> None:
         except (OSError, TopicsError) as problem:
             assert not isinstance(problem, OSError) or problem.errno == errno.ENOSPC
             refused += 1
-            assert fleet.disk.list("") == ["layout-1", LAYOUT_NAME, "topics"], "it took no space with it"
+            assert fleet.disk.list("") == ["layout-1", LAYOUT_NAME, "topics"], (
+                "the removed files must not use space"
+            )
             fleet.disk.kill()
             fleet.disk.capacity_bytes = None
             fleet.start(2)
@@ -506,7 +509,7 @@ def test_an_old_copy_of_the_layout_removes_nothing() -> None:
 
 
 def test_both_snapshots_lost_is_no_empty_shard() -> None:
-    """A new shard's log does not begin with number 1: a start without snapshots must not take it for all there is."""
+    """A new shard's log does not begin with number 1: a start without snapshots must not take it for everything."""
     fleet, _ = fleet_of()
     fleet.reshard(2)
     layout = fleet.layout
@@ -518,7 +521,7 @@ def test_both_snapshots_lost_is_no_empty_shard() -> None:
 
 
 def test_a_repair_without_snapshots_gives_no_id_that_counts_as_dropped() -> None:
-    """Shard 0 owns what was nobody's when the number was changed: no new topic may be taken for that."""
+    """Shard 0 owned topics without an owner when the number was changed: no new topic may be taken for one of those."""
     fleet, _ = fleet_of()
     fleet.reshard(2)
     config = msgspec.structs.replace(fleet.config, shard=1, shard_dir=fleet.layout.shard_dir(1))

@@ -1,8 +1,9 @@
-"""Another number of shards while jobs and producers are at work: a plan, a pin, a transaction in each of its states.
+"""A change of the number of shards while jobs and producers are active: a plan, a pin, a transaction in each of its
+states.
 
-Goal: all of them are found by the topic's new owner, as after a plain restart. Method: a fleet on one simulated disk with one object store
-behind its shards; each state is taken through several numbers, after a clean stop, a kill and a power cut, and the job or the producer then does
-what it does after any restart.
+Goal: the topic's new owner finds all of them, as after a plain restart. Method: several shards on one simulated disk,
+with one object store; each state is taken through several numbers of shards, after a clean stop, a kill and a power
+cut, and the job or the producer then continues as after any restart.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ NUMBERS = (5, 1, 3)
 
 
 def fleet_of(store: ObjectStore | None = None, shards: int = 2) -> Fleet:
-    """Topic `t` has four cold segments, and every shard some other topic."""
+    """Topic `t` has four cold segments, and every shard has some other topic."""
     config = msgspec.structs.replace(CONFIG, verify=False)
     fleet = Fleet(shards, config=config, cold=store if store is not None else ObjectStore())
     for i in range(6):
@@ -66,7 +67,7 @@ def end(fleet: Fleet, how: str) -> None:
 
 
 def change(fleet: Fleet, how: str, shards: int) -> Seat:
-    """The seat of `t` afterwards."""
+    """The shard of `t` afterwards."""
     end(fleet, how)
     fleet.reshard(shards)
     fleet.open()
@@ -100,7 +101,7 @@ def test_a_plan_under_way_is_asked_for_again(how: str) -> None:
         assert seen(h) == before
         body = again
     sidecar = f"{body['staging']}/group-0.json"
-    assert h.cold is not None and h.cold.exists(sidecar), "what was done is not done again"
+    assert h.cold is not None and h.cold.exists(sidecar), "finished work must not be repeated"
     work(h, body)
     done = commit(h, body)
     assert [group["group"] for group in done.body["groups"]] == [group["group"] for group in body["groups"]]
@@ -113,7 +114,9 @@ def test_a_plan_under_way_is_asked_for_again(how: str) -> None:
 
 @REACH
 def test_an_abandoned_plan_whose_staging_is_still_there(in_reach: bool) -> None:
-    """The store went away before staging could be emptied: the new owner knows nothing of that, and gives the plan to whoever asks."""
+    """The store became unavailable before staging could be emptied: the new owner does not know of that, and gives
+    the plan to the next job.
+    """
     store = ObjectStore()
     fleet = fleet_of(store)
     h = fleet.seat("t")
@@ -139,7 +142,7 @@ def test_an_abandoned_plan_whose_staging_is_still_there(in_reach: bool) -> None:
 
 
 def test_a_plan_of_a_topic_that_was_dropped() -> None:
-    """The store was down when it was dropped; nobody but a list of it can tell what is there."""
+    """The store was unavailable when the topic was dropped; only a listing of the store shows what is there."""
     store = ObjectStore()
     fleet = fleet_of(store)
     body = plan(fleet.seat("t"))
@@ -181,7 +184,7 @@ def test_a_commit_that_is_cut_off(how: str) -> None:
         h = change(fleet, how, NUMBERS[number % 3])
         assert seen(h) == before, number
         again = plan(h)
-        if again["plan_id"] is None:  # the log had it
+        if again["plan_id"] is None:  # it was in the log
             assert commit(h, body).body["state"] == "committed"
         else:
             assert again["plan_id"] == body["plan_id"], number
@@ -207,7 +210,7 @@ def test_pinned_files_stay_under_another_owner(how: str) -> None:
         for _ in range(3):
             h.checkpoint()
             h.pass_time(2 * GRACE_MS)
-        assert listed <= set(keys(h)), "grace is long over"
+        assert listed <= set(keys(h)), "the grace period is over"
         status = h.do(mrg.GetMerges("t")).body
         assert (status["snapshots"], status["retired_segments"]) == (1, 4)
         assert seen(h) == before
@@ -324,7 +327,7 @@ def test_a_decided_one_is_finished_by_the_new_owner(
     is_synced = h.engine.wal.synced_lsn == h.engine.wal.last_lsn
     h = change(fleet, how, 5)
     sure = done > 0 or how == "kill" or is_synced
-    if sure:  # nobody has to ask: its decision was synced before the first record
+    if sure:  # no request is needed: the decision was synced before the first record
         assert payloads(fleet.seat("x1"), "x1") == EXPECTED
     h = fleet.seat("x1")
     assert h.do(t.CommitTransaction("x1", txn, PARTS, 10_000)).count == 8
@@ -337,7 +340,7 @@ def test_a_decided_one_is_finished_by_the_new_owner(
 
 
 def test_a_decided_one_whose_shard_is_stopped_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clean stop does not wait for it, and neither does the change: the start after it goes on."""
+    """A clean stop does not wait for it, and neither does the change: the next start continues."""
     monkeypatch.setattr(limits, "TXN_WHOLE_RECORDS", 0)
     monkeypatch.setattr(limits, "TXN_SLICE_RECORDS", 1)
     fleet = producers()

@@ -1,8 +1,8 @@
-"""Another number of shards with a cold tier beside the data directory.
+"""A change of the number of shards with a cold tier.
 
-Goal: cold records stay where they are and are read as before, whether the tier is within reach meanwhile or not; what was still to be
-removed or erased there is removed and erased afterwards, and nothing else is. Method: a fleet on one simulated disk with one
-object store behind all of its shards; every number after every other.
+Goal: cold records stay where they are and are read as before, whether the tier is available meanwhile or not; pending
+removals and erases there are executed afterwards, and nothing else is removed. Method: several shards on one
+simulated disk, with one object store; every number after every other.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def test_cold_records_stay_where_they_are(in_reach: bool) -> None:
         store.is_down = not in_reach
         calls = len(store.calls)
         fleet.reshard(shards)
-        assert len(store.calls) == calls, "the change itself asks nothing of it"
+        assert len(store.calls) == calls, "the change itself must not access the store"
         store.is_down = False
         fleet.open()
         settle(fleet)
@@ -72,7 +72,7 @@ def test_cold_records_stay_where_they_are(in_reach: bool) -> None:
 
 @REACH
 def test_what_a_dropped_topic_left_there_goes(in_reach: bool) -> None:
-    """The store was down when it was dropped, so nothing but a list of the store could tell what is left of it."""
+    """The store was unavailable when the topic was dropped, so only a listing of the store shows what is left of it."""
     store = ObjectStore()
     fleet = tiered_fleet(store)
     gone = fleet.logs()["t1"].id
@@ -95,7 +95,7 @@ def test_what_a_dropped_topic_left_there_goes(in_reach: bool) -> None:
     settle(fleet)
     assert len(fleet.logs()) == len(NAMES) - 1
     assert all(keys_of(store, log.id) for log in fleet.logs().values()), (
-        "also after a start from a later snapshot"
+        "a start from a later snapshot must do so, too"
     )
 
 
@@ -117,7 +117,7 @@ def test_an_erase_that_was_put_off_is_finished_afterwards(in_reach: bool) -> Non
 
 
 def test_an_erase_does_not_forget_a_copy_that_was_on_its_way() -> None:
-    """Killed after the copy and before the flip: no snapshot tells that the store has something."""
+    """Killed after the copy and before the flip: no snapshot says that the store has a copy."""
     store = ObjectStore()
     fleet = tiered_fleet(store, moved=False)
     seat = fleet.seat("t0")

@@ -1,8 +1,9 @@
-"""Goal: whatever was written, deleted and lost before, a change of the number of shards and back changes nothing of it.
+"""Goal: whatever was written, deleted and lost before, changing the number of shards and changing it back has no
+visible effect.
 
-Method: the walks of tests/sim/walk.py, random work beside a plain model of the API, but wherever a walk stops and starts, or
-dies, the data directory first goes from its one shard to a few and back to one, and is killed or loses its power on the way.
-The model knows nothing of it.
+Method: the random runs of tests/sim/walk.py, compared with a model of the API, but wherever a run stops and starts,
+or dies, the data directory first goes from one shard to a few and back to one, and is killed or loses its power on
+the way. The model does not know of it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ReshardingDriver(Driver):
         return msgspec.json.decode(read_file(self.disk, LAYOUT_NAME), type=Layout)
 
     def _there_and_back(self, how: str) -> str:
-        """How hard the hardest of all ends was: what may be lost goes by that."""
+        """The worst crash on the way, which decides what may be lost."""
         targets = [self.rng.randrange(2, 5) for _ in range(self.rng.randrange(1, 3))]
         for target in [*targets, 1]:
             while self._layout().shards != target:

@@ -1,7 +1,8 @@
-"""Goal: a forward is there in full or not at all: in the catalog, at its source and at its dest, whoever dies when.
+"""Goal: a router exists completely or not at all: in the catalog, at its source and at its dest, whichever process
+dies when.
 
-Method: real shards on simulated disks, whose messages are carried by hand. An operation is cut at every step by a death, and
-once everybody is back the parts are compared with the catalog.
+Method: real shards on simulated disks; the test carries the messages. An operation is interrupted at every step by a
+death, and after the restart the parts are compared with the catalog.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def die(made: Cluster, who: str) -> None:
     made.start(shard)
 
 
-# ---- made, changed, ended
+# ---- made, changed, deleted
 
 
 @EACH_WAY
@@ -106,7 +107,7 @@ def test_the_same_again_logs_nothing_and_a_change_reaches_the_source() -> None:
     assert body_of(put(made, "r", FAR, NEAR, filter="b"))["filter"] == ["tag", "Eq", "b"]
     (after,) = made.rig(0).core.engine.shard.forwards.catalog.values()
     assert after.uid == before.uid
-    assert rules(made) == ["r"], "the outflow has the changed rule, too"
+    assert rules(made) == ["r"], "the outflow must have the changed rule, too"
 
 
 def test_a_uid_is_never_given_again() -> None:
@@ -189,7 +190,7 @@ def _drop_later(made: Cluster) -> None:
 
 
 def _gone_later(made: Cluster) -> None:
-    """As the worker of a dropped dest says it."""
+    """As the worker of a dropped dest reports it."""
     (uid,) = made.rig(0).core.engine.shard.forwards.catalog
     made.ask(1, wire.DROP_TOPIC, FAR)
     body = encode(ForwardsGone([(uid, "r")]))
@@ -235,10 +236,10 @@ def test_a_death_at_any_step_leaves_all_of_a_rule_or_nothing(scene: str, who: st
         die(made, who)
         settle(made)
         assert rules(made) in outcomes, steps
-        body_of(put(made, "next", NEAR_TOO, FAR_TOO), 201)  # nothing stands in the way of what follows
+        body_of(put(made, "next", NEAR_TOO, FAR_TOO), 201)  # nothing is in the way of what follows
         if not went_on:
             return
-    raise AssertionError("it never comes to rest")
+    raise AssertionError("the shards always have more work to do")
 
 
 def test_what_was_acknowledged_survives() -> None:
@@ -267,9 +268,9 @@ def test_while_a_worker_is_down() -> None:
     ):
         assert (reply.status, error_of(reply)["code"]) == (503, "not_ready")
         assert "outcome" not in error_of(reply).get("detail", {})
-    assert asked_list(made).status == 503, "a list without all totals would be a lie"
+    assert asked_list(made).status == 503, "a list without all totals would be wrong"
     assert body_of(get(made, "back"))["router"] == "back"
-    # Its source is down, and it ends all the same: the outflow is closed when the worker is back.
+    # Its source is down, and it is deleted anyway: the outflow is closed when the worker is back.
     assert body_of(drop(made, "back"))["deleted"] is True
     made.start(1)
     settle(made)
@@ -300,7 +301,7 @@ def test_a_worker_that_dies_in_the_middle_and_stays_away() -> None:
         made.rest()
     first = error_of(reply_to(rig, key))
     assert (first["code"], first["detail"]) == ("not_ready", {"outcome": "unknown"})
-    assert "detail" not in error_of(reply_to(rig, second)), "it was never begun"
+    assert "detail" not in error_of(reply_to(rig, second)), "it must not have been begun"
     made.start(1)
     settle(made)
     assert rules(made) == ["r"]
@@ -312,7 +313,7 @@ def test_a_worker_that_dies_in_the_middle_and_stays_away() -> None:
     "503 with an unknown outcome; the change is made when it can be",
 )
 def test_a_change_that_a_worker_cannot_take_goes_on() -> None:
-    """It was refused with the worker's words, as if nothing had changed, and was made all the same a second later."""
+    """It was refused with the worker's error, as if nothing had changed, but was executed a second later."""
     made = cluster()
     put(made, "r", FAR, NEAR, filter="a")
     made.disks[1].fail_at(1, errno.EIO, of="sync")
@@ -333,8 +334,8 @@ def test_a_change_that_a_worker_cannot_take_goes_on() -> None:
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
 @pytest.mark.parametrize("ends", [False, True], ids=["make", "end"])
 def test_a_disk_that_fails_in_the_middle(number: int, ends: bool) -> None:
-    """A step failed, and so did the one that was to take back what was logged before it. The client was told of the last one
-    alone, as if nothing had been changed.
+    """A step failed, and so did its rollback. The client got the error of the rollback only, as if nothing had been
+    changed.
     """
     made = cluster()
     if ends:
@@ -356,8 +357,8 @@ def test_a_disk_that_fails_in_the_middle(number: int, ends: bool) -> None:
 )
 @pytest.mark.parametrize("dest", [NEAR, FAR], ids=["near", "far"])
 def test_a_dest_in_memory_keeps_its_routers(dest: str) -> None:
-    """Records of such a topic are replayed when somebody asks for it. Its inflows waited for that, too, and so looked like
-    those of a topic that was dropped: the routers were ended.
+    """Records of such a topic are replayed when a request comes. Its inflows were replayed then, too, and so looked
+    like those of a dropped topic: the routers were deleted.
     """
     made = cluster()
     source = name_on(1, "source")
@@ -376,7 +377,7 @@ def test_a_dest_in_memory_keeps_its_routers(dest: str) -> None:
     assert rules(made) == ["r"]
 
 
-# ---- the check
+# ---- the periodic check
 
 
 def step(made: Cluster, shard: int, command: Any) -> None:
@@ -392,7 +393,7 @@ def test_a_topic_that_was_dropped_unheard_takes_its_rules_along() -> None:
         (uid,) = [
             rule.uid for rule in made.rig(0).core.engine.shard.forwards.catalog.values() if rule.name == "r"
         ]
-        # As if the news had been lost: the parts go, and nobody says so.
+        # As if the message had been lost: the parts are removed without notice.
         step(made, 1, fwd.CloseInflow(FAR, uid) if dest == FAR else fwd.CloseOutflow(uid))
         die(made, "worker")
         settle(made)
@@ -438,7 +439,7 @@ def test_a_worker_says_what_it_misses() -> None:
 
 
 def test_a_worker_that_cannot_read_its_log_misses_nothing() -> None:
-    """It is repaired and started anew, and its rules must be there then."""
+    """It is repaired and restarted, and its rules must be there then."""
     made = cluster()
     put(made, "r", NEAR, FAR)
     rig = made.rig(1)
@@ -452,8 +453,8 @@ def test_a_worker_that_cannot_read_its_log_misses_nothing() -> None:
 
 
 def test_a_rule_that_is_put_again_is_looked_at_first() -> None:
-    """The dest was dropped while the catalog was down. Who puts the rule again has it in full, also when the catalog has not
-    got round to comparing.
+    """The dest was dropped while the catalog was down. A client that puts the rule again gets all of it, even before
+    the catalog has compared.
     """
     made = cluster()
     put(made, "r", NEAR, FAR)
@@ -561,7 +562,7 @@ def test_a_catalog_that_cannot_write() -> None:
     made.disks[0].fail_at(1, 5, of="sync")
     reply = put(made, "s", FAR, NEAR_TOO)
     assert (reply.status, error_of(reply)["code"]) == (500, "internal")
-    assert body_of(get(made, "r"))["router"] == "r", "looks go on"
+    assert body_of(get(made, "r"))["router"] == "r", "checks must continue"
     assert drop(made, "r").status == 500
     die(made, "power")
     settle(made)

@@ -1,8 +1,9 @@
-"""Goal: no crash, power cut, broken disk or clock makes the server break a promise that any client was given.
+"""Goal: no crash, power cut, broken disk or clock change makes the server break a promise to a client.
 
-Method: whole servers in one process (tests/sim/server_walk.py): the shipped engine, shard core, gate, endpoints and front
-core on simulated disks, clocks and links, under random clients and random faults; the checker judges every history. A
-fixed set of seeds, with `--long` many fresh ones: one that fails prints the command that replays it. What happens rarely is counted: a story that never meets it proves nothing.
+Method: whole servers in one process (tests/sim/server_walk.py): the shipped engine, shard core, admission, endpoints
+and front core on simulated disks, clocks and links, with random clients and random faults; the checker checks every
+history. A fixed set of seeds, with `--long` many fresh ones; one that fails prints the command that repeats it. Rare
+events are counted: runs without them prove nothing.
 
 Longer: scripts/sim --minutes 30
 """
@@ -71,7 +72,7 @@ def test_seeds_with_sinks_and_jobs(has_it: Callable[[int], bool]) -> None:
 
 
 def test_rare_events_happen() -> None:
-    """Nearly all kinds within a few stories, and each of them within many (`--long`)."""
+    """Nearly all kinds within a few runs, and each of them within many (`--long`)."""
     counts: Counter[str] = Counter()
     missing = kinds = {*RARE, *ANSWERS}
     enough = length.pick(short=len(kinds) // 20, long=0)
@@ -85,7 +86,7 @@ def test_rare_events_happen() -> None:
     raise AssertionError(f"never met: {sorted(missing)}")
 
 
-# What clients are told, by what makes them hear it.
+# Kinds of answers, by what produces them.
 ANSWERS = [
     "200", "201", "404 topic_not_found", "409 wrong_last_seq", "422 topic_full", "429 disk_full", "429 max_topics",
     "500 read_only", "503 replaying", "503 shard down", "503 outcome unknown", "no answer", "deduped", "gap cap",
@@ -125,7 +126,7 @@ def answers(simulation: Simulation) -> Counter[str]:
 
 
 def work(op: Op) -> Counter[str]:
-    """What an answer says about jobs."""
+    """What an answer shows about jobs."""
     found: Counter[str] = Counter()
     if op.kind == "claim":
         name = "fetched" if "consumer" in op.request else "claimed"
@@ -141,7 +142,7 @@ def work(op: Op) -> Counter[str]:
 
 
 def copying(op: Op) -> Counter[str]:
-    """What an answer says about routers."""
+    """What an answer shows about routers."""
     found: Counter[str] = Counter()
     if op.kind == "put_router":
         found["router made" if op.answer["created"] else "router changed"] += 1
@@ -193,7 +194,7 @@ def test_a_seed_is_the_whole_story() -> None:
 
 
 def test_the_simulation_runs_the_shipped_code() -> None:
-    """In a process of its own: a tracer slows everything down, and definitions count only where nothing is imported yet."""
+    """In a process of its own: a tracer slows everything down, and definitions count only if nothing is imported yet."""
     program = (
         "from tests.sim import coverage_figure as c; f = c.measure(c.TYPICAL); print(len(f), c.share(f))"
     )

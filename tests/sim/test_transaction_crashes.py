@@ -1,8 +1,9 @@
-"""Sink transactions and crashes: at each disk call of one batch, and at random in the lives of several producers.
+"""Transactions and crashes: at each disk call of one batch, and at random while several producers work.
 
-Goal: whoever begins again and repeats what was not answered finds each batch once, in order and whole; a batch that nobody
-asked to commit is not there; a commit that was answered stays. Method: an engine on a SimDisk that loses, reorders and tears
-what was not synced. The walk compares what is there after each step with a plain list of what must be there by then.
+Goal: a producer that begins again and repeats what was not answered finds each batch once, in order and complete; a
+batch without a commit request is not there; an answered commit stays. Method: an engine on a SimDisk that loses,
+reorders and tears unsynced data. The random run compares the topic after each step with the batches that must be
+there by then.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ EXPECTED = [
 
 
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every transaction with more than one chunk is a large one, and is appended chunk by chunk."""
+    """Every transaction with more than one chunk counts as large, and is appended chunk by chunk."""
     monkeypatch.setattr(limits, "TXN_WHOLE_RECORDS", 0)
     monkeypatch.setattr(limits, "TXN_SLICE_RECORDS", 1)
 
 
 def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it comes."""
+    """The default size."""
 
 
 def patient(h: Harness, command: c.Command) -> Any:
-    """The answer to a command, with time passing when nothing else happens."""
+    """The answer to a command; time passes when nothing else happens."""
     (token,) = h.ask(command)
     for _ in range(1000):
         if token in h.replies:
@@ -69,7 +70,7 @@ def patient(h: Harness, command: c.Command) -> Any:
 
 
 def send_batch(h: Harness) -> bool:
-    """One try; False: it is to be begun again."""
+    """One attempt; False: it has to begin again."""
     begun = h.do(t.BeginTransaction("t", "p", 1))
     if begun.state == "committed":
         return True
@@ -97,7 +98,7 @@ def prepared(config: TopicConfig) -> Harness:
     return h
 
 
-def story(h: Harness) -> None:
+def scenario(h: Harness) -> None:
     assert send_batch(h)
     h.rest()
 
@@ -106,7 +107,7 @@ def story(h: Harness) -> None:
 def calls(config: TopicConfig, pieces: bool) -> list[str]:
     h = prepared(config)
     h.disk.trace = []
-    story(h)
+    scenario(h)
     return list(h.disk.trace)
 
 
@@ -137,7 +138,7 @@ def test_crash_at_every_call(
         h = prepared(config)
         h.disk.crash_at(number, midway=bool(number % 2))
         with pytest.raises(SimulatedCrash):
-            story(h)
+            scenario(h)
         if how == "power":
             h.power_cut()
         else:
@@ -166,7 +167,7 @@ def test_failure_of_every_call(
     for number in length.calls(len(trace), each=6):
         h = prepared(FSYNC)
         h.disk.fail_at(number, error)
-        with suppress(TopicsError, AssertionError):  # refused, as it may be
+        with suppress(TopicsError, AssertionError):  # refused, which is allowed
             send_batch(h)
         h.pass_time(2000)
         if h.engine.shard.state.read_only is not None:
@@ -179,7 +180,7 @@ def test_failure_of_every_call(
         check(h, f"call {number} fails: {trace[number - 1]}")
 
 
-# ---- the walk
+# ---- random runs
 
 
 @dataclass
@@ -188,7 +189,7 @@ class Producer:
     batch: int = 1
     txn: int | None = None
     acked: dict[tuple[str, int], None] = field(default_factory=dict)
-    asked: bool = False  # somebody has asked for a commit of the present batch
+    asked: bool = False  # a commit of the current batch was requested
     done: list[bytes] = field(default_factory=list)  # of all batches before
 
     def payloads(self, part: str, chunk: int) -> list[bytes]:
@@ -235,7 +236,9 @@ class Walk:
         return [payload for _, payload in self.h.rows("t")]
 
     def check(self) -> None:
-        """Of each producer all batches before the present one are there, and of that one nothing unless somebody asked."""
+        """All earlier batches of each producer are there, and nothing of the current one unless its commit was
+        requested.
+        """
         rows = self.rows()
         for producer in self.producers:
             found = [one for one in rows if one.startswith(b'"%s-' % producer.name.encode())]
@@ -271,7 +274,7 @@ class Walk:
         self.check()
 
     def work(self, producer: Producer) -> None:
-        """The next natural step of a producer, or one that it has made before."""
+        """The next regular step of a producer, or a repeated one."""
         h = self.h
         missing = [key for key in CHUNKS if key not in producer.acked]
         if producer.txn is None or self.rng.random() < 0.1:
@@ -288,7 +291,7 @@ class Walk:
             if isinstance(reply, TransactionNotFound):
                 producer.txn, producer.acked = None, {}
             else:
-                assert isinstance(reply, t.TransactionState), f"all of it was acked: {reply!r}"
+                assert isinstance(reply, t.TransactionState), f"the whole batch was acked: {reply!r}"
                 assert reply.state == "committed"
                 producer.next_batch()
 
@@ -310,7 +313,7 @@ class Walk:
         return t.CommitTransaction("t", producer.txn, PARTS, 100_000)
 
     def fire(self, producer: Producer) -> None:
-        """Ask and do not wait for the answer; something of what follows happens, then perhaps everything ends."""
+        """Send without waiting for the answer; some of the consequences happen, then perhaps a crash."""
         if producer.txn is None:
             return
         if len(producer.acked) == len(CHUNKS) or self.rng.random() < 0.2:

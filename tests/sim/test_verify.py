@@ -1,8 +1,8 @@
-"""`verify`: what it finds, what it names, and that it changes nothing.
+"""`verify`: what it finds and names, and that it changes nothing.
 
-Goal: every kind of damage to every kind of file is named with its place, a sound directory is called sound, also
-after a power cut at any moment, and not a byte is written. Method: a shard with one of everything on a SimDisk is
-stopped, one field is damaged, and the findings are read; what a repair then makes of it is checked in the same go.
+Goal: every kind of damage to every kind of file is reported with its place, an intact directory is reported as such,
+also after a power cut at any moment, and not a byte is written. Method: a shard with one file of every kind on a
+SimDisk is stopped, one field is damaged, and the findings are checked, and so is the result of a repair.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def shard(*, clean: bool = False) -> Damaged:
     return made(clean).copy()
 
 
-# ---- nothing is wrong
+# ---- no damage
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
@@ -106,7 +106,7 @@ def test_a_shard_after_a_power_cut_at_any_moment_is_sound(seed: int) -> None:
 
 
 class Place:
-    """A field: the file that holds it, and where."""
+    """A field: its file, and where it is."""
 
     def __init__(
         self, ending: str, offset: int, bit: int = 0, *, clean: bool = False, back: bool = False
@@ -120,7 +120,7 @@ class Place:
 
 
 class InEntry(Place):
-    """A field of the third entry of the log that the newest snapshot does not contain."""
+    """A field of the third log entry that the newest snapshot does not contain."""
 
     def __init__(self, offset: int, bit: int = 0) -> None:
         super().__init__(".log", offset, bit)
@@ -253,11 +253,11 @@ def test_a_flipped_bit_is_named_and_repaired(expected: str, place: Place) -> Non
         p.removeprefix("quarantine/1/"): d.bytes(p) for p in d.disk.paths() if p.startswith("quarantine/1/")
     }
     kept = quarantined.get(path) or d.bytes(path)
-    assert kept == before[path], "what was replaced is kept, byte by byte"
+    assert kept == before[path], "replaced files must be kept unchanged"
 
 
 def assert_the_engine_does_not_lie(d: Damaged, place: Place) -> None:
-    """A start on the damage serves what is right and announces the rest, is read-only, or refuses."""
+    """A start on the damage serves intact records and announces the others, is read-only, or refuses."""
     try:
         h = d.open()
     except TopicsError:
@@ -269,7 +269,7 @@ def assert_the_engine_does_not_lie(d: Damaged, place: Place) -> None:
         assert set(h.rows(topic)) <= set(d.rows[topic])
 
 
-# ---- what it says
+# ---- the findings
 
 
 def test_lost_records_are_named_by_topic_and_seq() -> None:
@@ -341,7 +341,7 @@ def test_an_erase_that_a_crash_stopped_is_no_damage(call: int) -> None:
     h.disk.crash_at(call * 3, midway=True)
     try:
         h.rest()
-        pytest.skip("the erase was over by then")
+        pytest.skip("the erase is finished by then")
     except SimulatedCrash:
         h.power_cut()
     found = Damaged(h.disk, {}, h.clock.wall_ms()).verify()
@@ -367,7 +367,7 @@ def test_a_later_version_is_refused(ending: str) -> None:
     assert d.everything() == before
 
 
-# ---- the disk it works on
+# ---- errors of the disk
 
 
 def test_an_overlay_reads_through_and_keeps_writes_to_itself() -> None:

@@ -1,9 +1,9 @@
-"""`verify --repair`: a damaged shard opens again, nothing is made up, and every loss is announced.
+"""`verify --repair`: a damaged shard opens again, no record is invented, and every loss is announced.
 
 Goal: whatever one fault does to any file, a repair leaves a directory that opens and serves, in which each record is
-as it was or announced as lost, and no byte of the old files is deleted; a crash inside it changes nothing about that.
-Method: a shard with one of everything on a SimDisk is damaged by seeded flips, cuts, zeros and missing files, then
-repaired, opened, read in full and verified again.
+unchanged or announced as lost, and no byte of the old files is deleted; a crash during the repair does not change
+that. Method: a shard with one file of every kind on a SimDisk is damaged by seeded flips, cuts, zeros and missing
+files, then repaired, opened, read completely and verified again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def shard(*, clean: bool = False) -> Damaged:
 
 
 def is_last_entry(d: Damaged, path: str, offset: int) -> bool:
-    """Nothing vouches for the end of the log: damage there looks like a write that the power cut stopped."""
+    """Nothing confirms the end of the log: damage there looks like a write that a power cut interrupted."""
     last_path, last = list(d.envelopes())[-1]
     return path == last_path and offset >= last.start - ENVELOPE_BYTES
 
@@ -64,14 +64,14 @@ def assert_repaired(d: Damaged, *, may_return: Container[int] = ()) -> dict[str,
     gone = judge(h, d.rows, may_return=may_return)
     heads = {topic: h.state(topic).head_seq for topic in d.rows}
     for topic, rows in d.rows.items():
-        assert heads[topic] >= rows[-1][0], "no seq is given a second time"
+        assert heads[topic] >= rows[-1][0], "a seq was used twice"
         assert h.append(topic, b"new").first_seq == heads[topic] + 1
     h.close()
     assert d.damage() == []
     return gone
 
 
-# ---- anything, anywhere
+# ---- random damage
 
 
 @fault(
@@ -117,7 +117,7 @@ def test_any_cut_or_overwritten_file(seed: int) -> None:
         end = max((e.end for p, e in d.envelopes() if p == path), default=0)
         what = rng.choice(["cut", "zeros", "noise", "all zeros"])
         if path.startswith(WAL_DIR) and (what == "cut" or (what != "all zeros" and at + size > end - 200)):
-            continue  # the end of the log: see the tests of it
+            continue  # the end of the log: see its tests
         if what == "cut":
             data = data[:at]
         elif what == "all zeros":
@@ -152,7 +152,7 @@ def test_any_missing_file() -> None:
 
 
 def rotate(h: Harness, topic: str, first: int, count: int) -> None:
-    """One entry a record, over several log files."""
+    """One entry per record, over several log files."""
     for i in range(first, first + count):
         h.append(topic, *numbered(i, 1, pad=200))
 
@@ -180,7 +180,7 @@ def test_what_follows_a_rotten_entry_is_kept() -> None:
     repaired = d.repair()
     assert repaired.after is not None
     assert (repaired.after.topics, repaired.after.records, repaired.after.opens) == (2, 6, "")
-    assert repaired.losses == [("t", 3, 3)], "the other topic shows by its next record that it lost nothing"
+    assert repaired.losses == [("t", 3, 3)], "the next record of the other topic shows that it lost nothing"
     h = d.open()
     assert h.seqs("t") == [1, 2, 4, 5, 6]
     assert h.gaps("t") == [(3, 3, "corrupt")]
@@ -212,8 +212,8 @@ def test_a_missing_log_file_in_the_middle() -> None:
     assert sorted([seq for seq, _ in rows] + list(range(first, last + 1))) == list(range(1, 41))
     assert all(payload == numbered(seq, 1, pad=200)[0] for seq, payload in rows)
     quiet = [loss for loss in repaired.losses if loss[0] == "quiet"]
-    assert quiet and quiet[0][1] == 1, "nothing shows how many of its records were in the file"
-    assert h.append("quiet", b"new").first_seq == quiet[0][2] + 1, "and none of their seqs is given again"
+    assert quiet and quiet[0][1] == 1, "it is unknown how many of its records were in the file"
+    assert h.append("quiet", b"new").first_seq == quiet[0][2] + 1, "and none of their seqs may be used again"
 
 
 @fault(
@@ -354,7 +354,7 @@ def test_a_rotten_header_is_not_a_later_version(rot: bytes) -> None:
 
 
 def entry_with(d: Damaged, text: bytes) -> tuple[str, int]:
-    """Where an entry with this text begins."""
+    """Where the entry with this text begins."""
     return next((p, e.start) for p, e in d.envelopes() if text in d.bytes(p)[e.start : e.end])
 
 
@@ -430,7 +430,7 @@ def test_the_copy_of_the_tail_rots() -> None:
 
 
 def stopped(*, clean: bool, starts: int = 2) -> Damaged:
-    """A shard with a topic of each class, stopped several times, so that its log is down to what the last start wrote."""
+    """A shard with a topic of each class, stopped several times, so that its log only has what the last start wrote."""
     h = Harness(CONFIG)
     rows = {}
     for topic, config in (("f", FSYNC), ("d", DISK), ("m", MEMORY)):
@@ -535,7 +535,7 @@ def test_what_a_rotten_byte_of_the_log_announces(seed: int, clean: bool) -> None
     for topic, config in topics.items():
         h.put(topic, config)
         h.append(topic, *numbered(1, 1))
-    h.checkpoint()  # a topic whose making is lost has another name: see the test of it
+    h.checkpoint()  # a topic whose creation is lost has another name: see its test
     for _ in range(rng.randint(5, 40)):
         topic = rng.choice("fffdm")
         head = h.state(topic).head_seq
@@ -555,7 +555,7 @@ def test_what_a_rotten_byte_of_the_log_announces(seed: int, clean: bool) -> None
         path, envelope = rng.choice(entries)
         offset = rng.randrange(envelope.start - ENVELOPE_BYTES, envelope.end)
         if not clean and is_last_entry(d, path, offset):
-            continue  # see docs/verify.md: nothing vouches for it
+            continue  # see docs/verify.md: nothing confirms it
         bit = rng.randrange(8)
         d.flip(path, offset, bit)
         try:
@@ -564,9 +564,9 @@ def test_what_a_rotten_byte_of_the_log_announces(seed: int, clean: bool) -> None
                 assert gone == {}
             again = d.open()
             for topic, head in heads.items():
-                assert again.state(topic).head_seq > head, "no seq is given that readers were told of"
+                assert again.state(topic).head_seq > head, "a seq that readers have seen was used again"
                 told = [last for _, last, _ in again.gaps(topic)]
-                # Where the length of an entry has rotted, it may have gone on to the end of its file.
+                # If the length of an entry is damaged, it may have extended to the end of its file.
                 most = head + max(longest, CONFIG.wal_file_bytes) // 46 + 2
                 if topic == "d":
                     most = max(most, ceilings[topic] + 1024)
@@ -577,7 +577,9 @@ def test_what_a_rotten_byte_of_the_log_announces(seed: int, clean: bool) -> None
 
 
 def test_a_topic_that_takes_copies_may_have_been_told_of_any_loss() -> None:
-    """Goal: what its source lost takes seqs by a few bytes, so the missing bytes bound nothing there."""
+    """Goal: losses of its source use seqs with only a few bytes in the log, so the number of missing bytes is no
+    bound here.
+    """
     h = Harness(CONFIG)
     log = SalvagedLog([], holes=[Hole(0, 1, 1, "", 0, 5, "", begins_file=False)])
     rows = [
@@ -626,7 +628,7 @@ def test_both_snapshots_rot() -> None:
         if path.startswith(f"{META_DIR}/snap-"):
             d.flip(path, 40)
     gone = assert_repaired(d, may_return={2})
-    assert gone == {}, "names and small topics can still be read, and records have digests of their own"
+    assert gone == {}, "names and small topics are still readable, and records have their own digests"
 
 
 @fault("snapshot", "both snapshots are missing, then --repair", "records are kept under names that say so")
@@ -692,7 +694,7 @@ def test_several_rotten_records() -> None:
     assert page.tags is not None and page.tags[0] == b"us"
 
 
-# ---- an intent
+# ---- erase intents
 
 
 @fault(
@@ -726,12 +728,12 @@ def test_a_crash_inside_a_repair(share: float) -> None:
     gone = assert_repaired_after_crash(d)
     assert gone == {"sealed": [1], "tail": [4]}
     kept = d.everything().values()
-    assert all(data in kept for data in originals.values()), "no byte of the old files is deleted"
+    assert all(data in kept for data in originals.values()), "a byte of the old files was deleted"
 
 
 @cache
 def twice_damaged() -> tuple[Damaged, int, int]:
-    """A rotten record and a rotten entry; how many calls a repair makes before its first change, and in all."""
+    """A damaged record and a damaged entry; how many calls a repair makes before its first change, and in total."""
     d = shard()
     d.flip(next(path for path in d.disk.paths() if path.endswith("400/seg-0000000000000001-0.data")), 60)
     base_lsn = d.verify().base_lsn
@@ -743,7 +745,7 @@ def twice_damaged() -> tuple[Damaged, int, int]:
 
 
 def _first_write(trial: Damaged) -> int:
-    """How many calls a repair makes before its first change, and (in `calls`) in all."""
+    """How many calls a repair makes before its first change, and (in `calls`) in total."""
     trial.disk.calls = 0
     trial.disk.trace = []
     trial.repair()

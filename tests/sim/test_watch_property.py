@@ -1,9 +1,9 @@
-"""Goal: whatever is written, deleted and evicted while watchers come, go, dawdle and lose their front or shard, each of them gets
-every record that lives exactly once, in order, and hears of every gap that nobody asked for.
+"""Goal: whatever is written, deleted and evicted while watchers connect, disconnect, read slowly and lose their front
+or shard, each of them gets every live record exactly once, in order, and learns of every unexpected gap.
 
-Method: Hypothesis makes up what happens, step by step, on a simulated server with one topic. Watchers always come back with
-the last id that they have seen, or with that of their beginning. What they saw is then held against plain sets of seqs; the checker that judges whole
-histories is asked as well, but is not needed to fail.
+Method: Hypothesis generates the steps, on a simulated server with one topic. Watchers always reconnect with the last
+id that they have seen, or with that of their beginning. What they received is compared with plain sets of seqs; the
+checker runs as well, but is not needed to fail.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _id_of(cursors: dict[str, int]) -> str:
 
 
 class Follower(Watcher):
-    """A watcher that does what it is told to."""
+    """A watcher that does what the test says."""
 
     restless = 0.0
     start: str | None = None  # the id of one that has seen nothing yet
@@ -62,7 +62,9 @@ class Follower(Watcher):
         super().on_answer(op)
 
     def _last_id(self) -> str | None:
-        """Without an id it would be sent on from where the server left off: behind what was written and never arrived."""
+        """Without an id the stream would continue at the server's position, after records that were written but never
+        arrived.
+        """
         return self.seen[-1] if self.seen else self.start
 
     def _behave(self, sink: SimSink) -> None:
@@ -71,7 +73,7 @@ class Follower(Watcher):
     def _pause_us(self) -> int:
         return 0
 
-    # -- what it saw -----------------------------------------------------------------------------------------
+    # -- what it received ------------------------------------------------------------------------------------
 
     @property
     def seqs(self) -> list[int]:
@@ -175,7 +177,7 @@ class WatchRun:
     # -- the end ---------------------------------------------------------------------------------------------
 
     def rest(self) -> set[int]:
-        """The seqs that live when everything has arrived."""
+        """The live seqs when everything has arrived."""
         self.await_up()
         self.pool.stop()
         self.pool.rest_watchers()
@@ -192,10 +194,10 @@ class WatchRun:
             assert seqs == sorted(set(seqs)), f"{watcher.name} got records twice, or out of order: {seqs}"
             assert living <= set(seqs), f"{watcher.name} never got {sorted(living - set(seqs))}"
             assert not gaps & set(seqs), (
-                f"{watcher.name} got {sorted(gaps & set(seqs))}, and heard that they are gone"
+                f"{watcher.name} got {sorted(gaps & set(seqs))}, and was told that they are gone"
             )
             silent = set(range(1, self.head + 1)) - set(seqs) - gaps - self.deleted
-            assert not silent, f"{watcher.name} was not told what became of {sorted(silent)}"
+            assert not silent, f"{watcher.name} was not told about the loss of {sorted(silent)}"
 
     def end_group(self, steps: list[str]) -> None:
         living = self.rest()
@@ -206,9 +208,9 @@ class WatchRun:
             for stream in watcher._streams:
                 seqs = [r["$seq"] for frame in stream.frames for r in frame.data.get("records", ())]
                 assert seqs == sorted(seqs), f"{watcher.name} got {seqs}"
-        assert len(got) == len(set(got)), f"given to two: {sorted(got)}"
+        assert len(got) == len(set(got)), f"delivered twice: {sorted(got)}"
         if "leave" not in steps:
-            assert living <= set(got), f"given to nobody: {sorted(living - set(got))}"
+            assert living <= set(got), f"delivered to no member: {sorted(living - set(got))}"
 
 
 def steps_of(*kinds: tuple[str, int, int]) -> st.SearchStrategy[list[tuple[str, int]]]:
@@ -248,7 +250,9 @@ def test_each_living_record_comes_once_and_every_gap_is_announced(
 )
 @given(seed=st.integers(0, 10_000), steps=GROUP_STEPS)
 def test_a_group_gives_each_record_to_one_member(seed: int, steps: list[tuple[str, int]]) -> None:
-    """To exactly one while all stay; what was on its way to one that leaves may be lost, and is never given twice."""
+    """To exactly one member while all stay; what was in flight to one that leaves may be lost, and is never delivered
+    twice.
+    """
     watch_run = WatchRun(seed, GROUP_WISHES)
     for name, number in steps:
         getattr(watch_run, name)(number)
@@ -256,7 +260,7 @@ def test_a_group_gives_each_record_to_one_member(seed: int, steps: list[tuple[st
 
 
 def test_the_watchers_of_a_tale_are_connected_and_read_on_by_themselves() -> None:
-    """Else the property would hold for want of anybody to disprove it."""
+    """Otherwise the property would hold because nothing happens."""
     watch_run = WatchRun(1)
     watch_run.write(3)
     watch_run.wait(2)
@@ -269,7 +273,7 @@ def test_the_watchers_of_a_tale_are_connected_and_read_on_by_themselves() -> Non
 
 
 def test_every_id_names_every_topic() -> None:
-    """A stream that joined a running feed said so before it had begun to follow its other topics."""
+    """A stream that joined a running feed sent one before it had begun to follow its other topics."""
     wish = {"topics": {TOPIC: {}, "u": {}}, "lenient": True}
     watch_run = WatchRun(1, [{"topics": {TOPIC: {}}}])
     watch_run.writer.ask("put", "u", {})

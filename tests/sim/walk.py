@@ -1,7 +1,7 @@
-"""A seeded random walk of an engine beside the model: one seed, one story.
+"""A seeded random run of an engine next to the model.
 
-`python -m tests.sim.walk 17` replays seed 17 and prints what happened; `--verbose` prints every step, `--trace` one digest of
-all disk calls and replies. The walk takes every decision from its own generator, so a seed's story only changes with
+`python -m tests.sim.walk 17` runs seed 17 and prints what happened; `--verbose` prints every step, `--trace` one
+digest of all disk calls and replies. All decisions come from one generator, so the run of a seed only changes with
 the code.
 """
 
@@ -24,8 +24,8 @@ from tests.support.stores import ObjectStore
 STEPS = 200
 TIERED = msgspec.structs.replace(SMALL, hot_retain_segments=1, cold_cache_bytes=4096)
 
-# A topic's name is its character: what it may be configured as, first the way it begins.
-CHARACTERS: dict[str, list[Conf]] = {
+# The possible configs of each topic; it begins with the first.
+CONFIGS: dict[str, list[Conf]] = {
     "fsync": [
         Conf(durability="fsync"),
         Conf(durability="fsync", cap_records=5),
@@ -64,7 +64,7 @@ OWN_TTL = (
     "disk",
     "memory",
     "disk-tags",
-)  # never mixed with a topic's TTL: who ended it would be a race
+)  # never mixed with a topic's TTL: which of them ends a record would be a race
 TAGS = [b"a.1", b"a.2", b"a.3", b"b", b"b.1", b""]
 NODES = [b"n1", b"n2"]
 KEYS = [b"k%d" % i for i in range(6)]
@@ -83,7 +83,7 @@ class Walk:
     ) -> None:
         self.seed = seed
         self.tiers = tiers
-        self.characters = TURNING if turning else CHARACTERS
+        self.configs = TURNING if turning else CONFIGS
         self.steps = steps
         self.verbose = verbose
         self.rng = random.Random(seed * 7919 + 1)
@@ -92,15 +92,15 @@ class Walk:
         else:
             self.driver = Driver(seed, trace=trace)
         self.serial = 0
-        self.armed = 0  # steps until a planned fault that did not strike is taken back
+        self.armed = 0  # steps until a planned fault that has not happened is removed
         self.step_number = 0
 
     def run(self) -> Counter[str]:
-        """The whole story; AssertionError with the seed when engine and model part."""
+        """Run all steps; AssertionError with the seed when engine and model differ."""
         try:
             self._run()
         except Exception as problem:
-            turning = " --turning" if self.characters is TURNING else " --tiers" if self.tiers else ""
+            turning = " --turning" if self.configs is TURNING else " --tiers" if self.tiers else ""
             replay = f"python -m tests.sim.walk {self.seed}{turning} --verbose"
             message = f"seed {self.seed}, step {self.step_number}; replay: {replay}"
             raise d.Divergence(f"{message}\n{type(problem).__name__}: {problem}") from problem
@@ -143,10 +143,10 @@ class Walk:
         if self.verbose:
             print(self.step_number, *words, flush=True)
 
-    # ---- material
+    # ---- random values
 
     def _name(self) -> str:
-        return self.rng.choice(list(self.characters))
+        return self.rng.choice(list(self.configs))
 
     def _payload(self) -> bytes:
         self.serial += 1
@@ -200,7 +200,7 @@ class Walk:
         name = name or self._name()
         args: dict[str, object] = {}
         if name not in self.driver.staged.topics and rng.random() < 0.95:
-            args["conf"] = self.characters[name][0]
+            args["conf"] = self.configs[name][0]
         if rng.random() < 0.05:
             args["create"] = rng.random() < 0.5
         if rng.random() < 0.3:
@@ -234,7 +234,7 @@ class Walk:
     def _write(self) -> d.Sent:
         rng = self.rng
         name = self._name()
-        if self.characters is TURNING and rng.random() < 0.25:
+        if self.configs is TURNING and rng.random() < 0.25:
             return d.put(name, rng.choice(TURNING[name]))
         roll = rng.random()
         if roll < 0.72:
@@ -244,7 +244,7 @@ class Walk:
         if roll < 0.92:
             return d.skip(name, rng.choice([1, 1, 2, 2, 7, 1_500]))  # the last one passes a seq ceiling
         if roll < 0.98:
-            return d.put(name, rng.choice(self.characters[name]))
+            return d.put(name, rng.choice(self.configs[name]))
         return d.drop(name, if_empty=rng.random() < 0.5)
 
     def _read(self) -> d.Sent:
@@ -402,7 +402,7 @@ class Walk:
             driver.drain()
             if sent.acked:
                 return
-        raise d.Divergence("there is space again, and writes are still refused")
+        raise d.Divergence("there is space again, but writes are still refused")
 
     def _crash(self) -> None:
         rng = self.rng
@@ -428,7 +428,7 @@ STORY_OF_TIERS = (
 
 
 def digest(walk: Walk) -> str:
-    """One number for all that was asked of the disk and all that was answered."""
+    """One digest over all disk calls and all replies."""
     driver = walk.driver
     lines = (driver.disk.trace or []) + (driver.replies_trace or [])
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
