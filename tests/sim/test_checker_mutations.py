@@ -340,8 +340,8 @@ def harmful(mutation: Mutation) -> Iterator[History]:
             yield history
 
 
-@pytest.mark.parametrize("change", mutations, ids=lambda mutation: mutation.__name__)
-def test_every_harmful_lie_is_caught(mutation: Mutation) -> None:
+@pytest.mark.parametrize("mutation", mutations, ids=lambda mutation: mutation.__name__)
+def test_every_harmful_mutation_is_caught(mutation: Mutation) -> None:
     tried = 0
     for history in harmful(mutation):
         tried += 1
