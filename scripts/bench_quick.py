@@ -1,8 +1,8 @@
-"""Regression check for hot paths in two minutes: aims against Redis, fan-out, the engine's floors: `scripts/bench quick`.
+"""Regression check for hot paths in two minutes: ratios to Redis, and the engine's floors: `scripts/bench quick`.
 
-Measures ratios within one run and compares them with their aims, or, if the published benchmarks miss an aim, with the
-published ratio. Since the measurements are short, a ratio fails only if it is worse than that by more than --slack; then
-the exit code is 1.
+Measures ratios within one run and compares them with the expectations in scripts/bench_quick.json, which `--record` writes
+from an idle machine. Since the measurements are short, a ratio fails only if it is worse than expected by more than --slack;
+then the exit code is 1. Floors are compared with their aims.
 """
 
 from __future__ import annotations
@@ -13,112 +13,151 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bench_engine_hot import append_batches, append_singles, diff_to_json
 from bench_engine_support import Run
-from peers import compare, fanout, work
-from peers.load import SCRIPTS
-from peers.systems import Fleet, absent
+from peers import compare, fanout, queues, work
+from peers.fanout_aims import CLASS, server_cost
+from peers.latency_aims import server_cost_us
+from peers.load import program
+from peers.systems import Fleet
+from peers.work import Point
 
 PEER = "redis"
+SYSTEMS = ("topics", PEER)
 FLOORS = (append_batches, append_singles, diff_to_json)
-# Redis clients poll for each record, so a system that pushes should not deliver fewer.
-FAN_OUT = {"shape": "lock-step", "watchers": 100, "durability": "ephemeral"}
-FAN_OUT_NAME = f"fan-out lock-step 100 watchers deliveries_per_s vs {PEER}"
-FAN_OUT_AIM = 1.0
-SECONDS = 0.7
+SECONDS = 0.5
 ROUNDS = 3
-PUBLISHED = SCRIPTS.parent / "docs" / "benchmarks" / "results.json"
+EXPECTATIONS = Path(__file__).with_suffix(".json")
+
+Row = dict[str, Any]
+# What is compared with the peer, at each point of the comparison.
+POINTS = {
+    Point("lone", "disk", 1, 100): ("p50_ms",),
+    Point("lone", "fsync", 1, 100): ("p50_ms",),
+    Point("caught-up", "disk", 1, 100): ("p50_ms",),
+    Point("diff", "disk", 1, 100): ("p50_ms",),
+    Point("single", "disk", 16, 100): ("records_per_s",),
+    Point("single", "disk", 64, 100): ("records_per_s", "processor time"),
+    Point("single", "fsync", 64, 100): ("records_per_s",),
+    Point("pooled", "disk", work.POOLED, 100): ("records_per_s",),
+    Point("batch", "disk", 16, 100): ("records_per_s",),
+    Point("batch", "fsync", 16, 100): ("records_per_s",),
+    Point("read", "disk", 16, 100): ("records_per_s",),
+    Point("read", "disk", 16, 1024): ("records_per_s",),
+}
+QUEUES = (("disk", 50), ("fsync", 50))
+WATCHERS = {1: "p50_ms", 100: "deliveries_per_s"}
 
 
 @dataclass
 class Guarded:
-    """A ratio and its aim."""
+    """A ratio, and what it must not be worse than; None: nothing is known yet."""
 
     work: str
     ratio: float
-    aim: float
+    bound: float | None
     at_most: bool
-    published: float | None = None  # the ratio in docs/benchmarks
-
-    @property
-    def bound(self) -> float:
-        if self.published is None:
-            return self.aim
-        return (max if self.at_most else min)(self.aim, self.published)
 
     @property
     def missed_by(self) -> float:
         """How much worse than the bound it is, as a fraction of the bound; 0: it is not."""
+        if self.bound is None:
+            return 0.0
         beyond = self.ratio - self.bound if self.at_most else self.bound - self.ratio
         return max(0.0, beyond / self.bound)
 
 
-def against_peer(folder: str, only: str, seconds: float) -> list[Guarded]:
-    aims = [aim for aim in compare.AIMS if aim.against == PEER and only in name_of(aim)]
-    if not aims:
-        return []
-    fleet = Fleet(f"{folder}/fleet", ("topics", PEER), ("fsync", "disk"))
-    points: list[dict[str, Any]] = []
+def against_peer(folder: str, only: str, seconds: float) -> Iterator[Guarded]:
+    points = {
+        point: measures
+        for point, measures in POINTS.items()
+        if any(only in name_of(str(point), one) for one in measures)
+    }
+    chosen = [one for one in QUEUES if only in name_of(queue_name(*one), "jobs_per_s")]
+    if not points and not chosen:
+        return
+    fleet = Fleet(f"{folder}/fleet", SYSTEMS, ("fsync", "disk"))
     try:
         if PEER in fleet.missing:
             say(f"{fleet.missing[PEER]}: nothing to compare with")
-            return []
-        for number, aim in enumerate(aims, 1):
-            say(f"[{number}/{len(aims)}] {name_of(aim)}")
-            point = work.Point(aim.work, aim.durability or "disk", aim.clients, compare.AIM_PAYLOAD_BYTES)
-            points += work.measure(fleet, point, seconds=seconds, rounds=ROUNDS, say=lambda what: None)
+            return
+        for point, measures in points.items():
+            say(str(point))
+            rows = pair(work.measure(fleet, point, seconds=seconds, rounds=ROUNDS, say=quiet))
+            yield from (guarded(str(point), measure, rows, server_cost_us) for measure in measures)
+        for durability, workers in chosen:
+            name = queue_name(durability, workers)
+            say(name)
+            rows = pair(queues.measure(fleet, durability, workers, seconds=seconds, rounds=ROUNDS, say=quiet))
+            yield guarded(name, "jobs_per_s", rows, server_cost)
     finally:
         fleet.stop()
-    for failed in [point for point in points if "failed" in point]:
-        raise SystemExit(f"failed: {failed}")
-    published = read_published()
-    return [
-        Guarded(name_of(one.aim), one.ratio, one.aim.bound, one.aim.at_most, published.get(name_of(one.aim)))
-        for one in compare.judge(points)
-        if one.ratio is not None
-    ]
 
 
-def fan_out(folder: str, only: str, seconds: float) -> list[Guarded]:
-    if only not in FAN_OUT_NAME or absent(PEER):
-        return []
-    say(FAN_OUT_NAME)
-    fleet = fanout.contenders(f"{folder}/fanout", ("topics", PEER), disk=False)
+def fan_out(folder: str, only: str, seconds: float) -> Iterator[Guarded]:
+    chosen = {
+        watchers: measure
+        for watchers, measure in WATCHERS.items()
+        if only in name_of(fan_out_name(watchers), measure)
+    }
+    if not chosen:
+        return
+    fleet = fanout.contenders(f"{folder}/fanout", SYSTEMS, disk=False)
     try:
-        rows = list(
-            fanout.measure(fleet, "lock-step", 100, seconds=seconds, rounds=ROUNDS, say=lambda what: None)
-        )
+        if PEER in fleet.missing:
+            return
+        for watchers, measure in chosen.items():
+            name = fan_out_name(watchers)
+            say(name)
+            rows = pair(
+                fanout.measure(fleet, "lock-step", watchers, seconds=seconds, rounds=ROUNDS, say=quiet)
+            )
+            yield guarded(name, measure, rows, server_cost)
     finally:
         fleet.stop()
+
+
+def pair(measured: list[Row] | Iterator[Row]) -> tuple[Row, Row]:
+    """The rows of topics and of its peer."""
+    rows = list(measured)
     for failed in [row for row in rows if "failed" in row]:
         raise SystemExit(f"failed: {failed}")
-    quotient = fan_out_ratio(rows)
-    assert quotient is not None
-    published = read_published().get(FAN_OUT_NAME)
-    return [Guarded(FAN_OUT_NAME, quotient, FAN_OUT_AIM, at_most=False, published=published)]
+    ours, theirs = (compare.find(rows, system=system) for system in SYSTEMS)
+    assert ours and theirs
+    return ours, theirs
 
 
-def fan_out_ratio(rows: list[dict[str, Any]]) -> float | None:
-    ours, theirs = (compare.find(rows, system=system, **FAN_OUT) for system in ("topics", PEER))
-    return compare.ratio(ours, theirs, "deliveries_per_s") if ours and theirs else None
+def guarded(what: str, measure: str, rows: tuple[Row, Row], cost: Callable[[Row], float]) -> Guarded:
+    if measure == "processor time":
+        ratio: float | None = cost(rows[0]) / cost(rows[1])
+    else:
+        ratio = compare.ratio(*rows, measure)
+    if ratio is None:
+        raise SystemExit(f"failed: {what}: no round has both systems; take longer ones, with --seconds")
+    name = name_of(what, measure)
+    return Guarded(name, ratio, expectations().get(name), at_most=not measure.endswith("_per_s"))
 
 
-def read_published() -> dict[str, float]:
-    if not PUBLISHED.exists():
-        return {}
-    results = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    found = {name_of(one.aim): one.ratio for one in compare.judge(results["points"])}
-    found[FAN_OUT_NAME] = fan_out_ratio(results.get("fanout", []))
-    return {name: ratio for name, ratio in found.items() if ratio is not None}
+def expectations() -> dict[str, float]:
+    found: dict[str, float] = json.loads(EXPECTATIONS.read_text()) if EXPECTATIONS.exists() else {}
+    return found
 
 
-def name_of(aim: compare.Aim) -> str:
-    return f"{aim.work} {aim.durability or ''} {aim.clients} clients {aim.measure} vs {aim.against}".replace(
-        "  ", " "
-    )
+def name_of(what: str, measure: str) -> str:
+    return f"{what}: {measure} vs {PEER}"
+
+
+def queue_name(durability: str, workers: int) -> str:
+    return f"queue {durability} {workers} workers"
+
+
+def fan_out_name(watchers: int) -> str:
+    return f"fan-out lock-step {watchers} watchers {CLASS}"
 
 
 def against_floors(folder: str, only: str) -> list[Guarded]:
@@ -140,15 +179,24 @@ def say(what: str) -> None:
     print(what, file=sys.stderr, flush=True)
 
 
+def quiet(what: str) -> None:
+    """The steps of a measurement are not shown."""
+
+
 def show(rows: list[Guarded], slack: float) -> None:
-    print("| work | ratio | aim | published | |")
-    print("|---|---|---|---|---|")
+    print("| work | ratio | bound | |")
+    print("|---|---|---|---|")
     for row in rows:
-        sign = "≤" if row.at_most else "≥"
-        published = f"{row.published:.2f}" if row.published is not None else "–"
-        verdict = f"{row.missed_by:.0%} worse than {row.bound:.2f}" if row.missed_by else "ok"
+        bound = "–" if row.bound is None else f"{'≤' if row.at_most else '≥'} {row.bound:.2f}"
+        verdict = f"{row.missed_by:.0%} worse" if row.missed_by else "ok" if row.bound is not None else "new"
         failed = " – FAILED" if row.missed_by > slack else ""
-        print(f"| {row.work} | {row.ratio:.2f} | {sign} {row.aim:g} | {published} | {verdict}{failed} |")
+        print(f"| {row.work} | {row.ratio:.2f} | {bound} | {verdict}{failed} |")
+
+
+def record(rows: list[Guarded]) -> None:
+    """Keep these ratios as what is expected from now on; those that were not measured stay."""
+    measured = {row.work: round(row.ratio, 3) for row in rows}
+    EXPECTATIONS.write_text(json.dumps({**expectations(), **measured}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -164,13 +212,21 @@ def main() -> int:
         "--json", default="bench-out/quick.json", metavar="PATH", help="output file for the results"
     )
     parser.add_argument("--dir", default="bench-out/data", help="where to create data directories")
+    parser.add_argument(
+        "--record", action="store_true", help="expect these ratios to Redis from now on, instead of failing"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are stopped, too
     began = time.monotonic()
     folder = os.path.abspath(options.dir)
     os.makedirs(folder, exist_ok=True)
-    rows = against_peer(folder, options.only, options.seconds)
-    rows += fan_out(folder, options.only, options.seconds)
+    program()  # compiles the load generator, if that is needed
+    rows = [
+        *against_peer(folder, options.only, options.seconds),
+        *fan_out(folder, options.only, options.seconds),
+    ]
+    if options.record:
+        record(rows)
     rows += against_floors(folder, options.only)
     show(rows, options.slack)
     os.makedirs(os.path.dirname(os.path.abspath(options.json)), exist_ok=True)
@@ -179,7 +235,7 @@ def main() -> int:
             [{**asdict(row), "missed_by": row.missed_by} for row in rows], file, indent=1, ensure_ascii=False
         )
     print(f"\n{time.monotonic() - began:.0f} s; saved to {options.json}")
-    return int(any(row.missed_by > options.slack for row in rows))
+    return int(not options.record and any(row.missed_by > options.slack for row in rows))
 
 
 if __name__ == "__main__":
