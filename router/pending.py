@@ -85,6 +85,7 @@ class PendingRequests:
         body: wire.Buffer,
         received_us: int,
         on_reply: OnReply,
+        encoding: int = wire.JSON,
     ) -> int:
         """Queue a request. Returns its number, 0 if it was refused at once."""
         link = self.links[shard]
@@ -105,11 +106,13 @@ class PendingRequests:
         link.cost += cost
         if size >= wire.SEPARATE_BODY_BYTES:
             self._finish_message(link)  # to keep the order
-            head = wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, wire.SEPARATE)
+            head = wire.request_head(
+                number, received_us, BUDGET_MS, op, flags, topic, args, wire.SEPARATE, encoding
+            )
             link.messages.append([link.head + head, body])
         else:
             link.outbox.append(
-                wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, size)
+                wire.request_head(number, received_us, BUDGET_MS, op, flags, topic, args, size, encoding)
             )
             if size:
                 link.outbox.append(body)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from topics.engine.runtime.engine import Engine, Job
 from topics.link import wire
 from workers.peers.links import Message
 from workers.shard.caps import Caps
-from workers.shard.core import Actions, ShardCore
+from workers.shard.core import FROM_WORKERS, Actions, ShardCore
 from workers.shard.metrics import ShardMetrics
 
 FRONT = b"front"
@@ -98,12 +98,15 @@ class Rig:
         args: bytes = b"",
         received_us: int | None = None,
         incarnation: int | None = None,
+        encoding: int | None = None,
     ) -> tuple[bytes, int]:
         """Hand in one request; returns the key of its reply."""
         number = next(self._numbers)
         text = body if isinstance(body, bytes) else json.dumps(body, separators=(",", ":")).encode()
         at_us = self.now_us() if received_us is None else received_us
-        head = wire.request_head(number, at_us, 30_000, op, 0, topic.encode(), args, len(text))
+        if encoding is None:
+            encoding = wire.MSGPACK if op in FROM_WORKERS else wire.JSON
+        head = wire.request_head(number, at_us, 30_000, op, 0, topic.encode(), args, len(text), encoding)
         self.core.receive(peer, wire.message_head(incarnation or self.incarnation) + head + text)
         return peer, number
 

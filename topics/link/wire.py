@@ -3,14 +3,15 @@
 One ZeroMQ message carries everything that one side has for the other in a tick:
 
     message   version u16 · incarnation u64 · items
-    request   id u64 · received_us u64 · budget_ms u32 · op u8 · flags u8 · topic_len u16 · args_len u32 · body_len u32
-              topic · args · body
+    request   id u64 · received_us u64 · budget_ms u32 · op u8 · flags u8 · encoding u8 · topic_len u16 · args_len u32 ·
+              body_len u32 · topic · args · body
     reply     id u64 · code u8 · kind u8 · fields_len u32 · body_len u32
               fields · body
 
 Little-endian. `received_us` is the machine's monotonic clock, the same in every process, so that a reply can report the
 total time. A request that a shard has not begun within `budget_ms` of it is refused, not executed. `args` is msgpack of
-`Args`, absent when all fields have their defaults. `code` is the result. `kind` names the encoding of the body or, if the
+`Args`, absent when all fields have their defaults. `encoding` is that of the body and of the wanted reply: JSON, FRAMES or
+MSGPACK (`topics/protocols/encodings.py`). `code` is the result. `kind` names the encoding of the body or, if the
 shard was not asked, the event; `fields` are what the receiver needs without decoding the body. The body of an error is a
 `Failure`. No protocol of clients is known here: statuses and headers are made of codes and fields by `topics/protocols/`.
 
@@ -38,7 +39,7 @@ from topics.api.errors import TopicsError
 
 VERSION = 2
 
-WRITE, WRITE_LINES, DIFF, DIFF_FRAMES, DELETE = 1, 2, 3, 4, 5
+WRITE, WRITE_LINES, DIFF, DELETE = 1, 2, 3, 5
 PUT_TOPIC, GET_TOPIC, DROP_TOPIC, LIST_TOPICS = 6, 7, 8, 9
 LAST_BY_TAG, COUNT_BY_TAG, WATCH_READ = 10, 11, 12
 CLAIM, ACK, NACK, EXTEND, TERM = 13, 14, 15, 16, 17
@@ -71,7 +72,7 @@ CHANGES = frozenset(
     )
 )  # fmt: skip
 
-READS = frozenset((DIFF, DIFF_FRAMES, WATCH_READ))
+READS = frozenset((DIFF, WATCH_READ))
 # Operations that may wait at the shard. A claim is not a read: it may lease a job after its client has disconnected,
 # which only the end of the lease can undo. So it stays pending until it is answered.
 POLLS = READS | {CLAIM}
@@ -102,7 +103,7 @@ SEPARATE = 0xFFFF_FFFF
 SOCKET_BYTES = 4 << 20  # kernel buffer: large enough for most large bodies, so both sides wake less often
 
 _MESSAGE = struct.Struct("<HQ")
-_REQUEST = struct.Struct("<QQIBBHII")
+_REQUEST = struct.Struct("<QQIBBBHII")
 _REPLY = struct.Struct("<QBBII")
 _WINDOW_UPDATE = struct.Struct("<Q")
 MESSAGE_BYTES = _MESSAGE.size
@@ -172,6 +173,7 @@ class Request:
     topic: bytes
     args: bytes
     body: Buffer
+    encoding: int = JSON
     ignored: list[str] = field(init=False, repr=False, compare=False)  # set with IGNORED
 
 
@@ -239,9 +241,12 @@ def request_head(
     topic: bytes,
     args: bytes,
     body_len: int,
+    encoding: int = JSON,
 ) -> bytes:
     return (
-        _REQUEST.pack(request_id, received_us, budget_ms, op, flags, len(topic), len(args), body_len)
+        _REQUEST.pack(
+            request_id, received_us, budget_ms, op, flags, encoding, len(topic), len(args), body_len
+        )
         + topic
         + args
     )
@@ -275,7 +280,9 @@ def read_requests(message: bytes, separate: Buffer | None = None) -> Iterator[Re
     unpack = _REQUEST.unpack_from
     try:
         while at < end:
-            number, received_us, budget_ms, op, flags, topic_len, args_len, body_len = unpack(message, at)
+            number, received_us, budget_ms, op, flags, encoding, topic_len, args_len, body_len = unpack(
+                message, at
+            )
             topic_at = at + REQUEST_BYTES
             args_at = topic_at + topic_len
             body_at = args_at + args_len
@@ -295,6 +302,7 @@ def read_requests(message: bytes, separate: Buffer | None = None) -> Iterator[Re
                 message[topic_at:args_at],
                 message[args_at:body_at],
                 body,
+                encoding,
             )
     except struct.error as error:
         raise BadMessage(f"a truncated request: {error}") from None

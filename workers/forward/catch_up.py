@@ -37,7 +37,7 @@ QUERIES_MAX = 256  # in flight to one shard; copies, dead letters and steps need
 
 READS = frozenset(
     (
-        wire.DIFF, wire.DIFF_FRAMES, wire.GET_TOPIC, wire.WATCH_READ, wire.CLAIM, wire.LAST_BY_TAG,
+        wire.DIFF, wire.GET_TOPIC, wire.WATCH_READ, wire.CLAIM, wire.LAST_BY_TAG,
         wire.COUNT_BY_TAG, wire.LIST_DELETED, wire.OPEN_JOBS, wire.FORWARD_TOTALS,
     )
 )  # fmt: skip

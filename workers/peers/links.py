@@ -95,10 +95,14 @@ class PeerLinks:
         link.in_flight[number] = _InFlight(cost, now_us, on_reply)
         link.cost += cost
         if size >= wire.SEPARATE_BODY_BYTES:
-            head = wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", wire.SEPARATE)
+            head = wire.request_head(
+                number, now_us, BUDGET_MS, op, 0, topic, b"", wire.SEPARATE, wire.MSGPACK
+            )
             link.add_separate(head, body)
         else:
-            link.add(wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", size), body)
+            link.add(
+                wire.request_head(number, now_us, BUDGET_MS, op, 0, topic, b"", size, wire.MSGPACK), body
+            )
         return True
 
     def take_messages(self) -> list[Message]:

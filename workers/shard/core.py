@@ -25,9 +25,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.ports import Disk
 from topics.engine.runtime.engine import Engine, Job, Outcome
 from topics.link import wire
-from topics.protocols.json import replies
-from topics.protocols.json.large_bodies import LARGE_BYTES, LargeBodies, Steps, read_large, read_large_record
-from topics.protocols.json.large_bodies import OPS as LARGE_OPS
+from topics.protocols.encoding import Steps
 from workers.forward.catch_up import READS
 from workers.forward.forwarder import CopyBatch
 from workers.forward.outbox import Outbox, OutboxBatch
@@ -35,9 +33,10 @@ from workers.forward.rules.service import Operation, RuleService
 from workers.forward.service import Forwarding, TotalsQuery
 from workers.peers.links import BUDGET_MS, Message, OnReply, PeerLinks
 from workers.shard.caps import Caps
+from workers.shard.encodings import ShardFacts, shard_encodings
 from workers.shard.flow_control import ReadQueue, ReplyBuffer, ReplyWindow, Sends, share_pages
+from workers.shard.large_bodies import LARGE_BYTES, LargeBodies
 from workers.shard.metrics import ShardMetrics
-from workers.shard.operations import OperationCodec, Read, is_headers_only
 from workers.shard.pressure import ShardPressure
 from workers.watch.feeds import Feed
 from workers.watch.job_streams import JobStreams
@@ -76,6 +75,7 @@ class NotReady(TopicsError):
 
 
 DROP_RESULTS = (cmd.TopicDropped, con.ConsumerDropped)
+MARKS = wire.IGNORED | wire.LATE
 NO_DEADLINE_MS = 1 << 31  # for commands of the shard's own services
 SELF_PEER = b"\0own"  # sender of requests that this shard sends to itself
 # Requests of other workers that the engine executes.
@@ -116,6 +116,8 @@ class ShardCore:
         self._wake_at_ms: int | None = None  # from the engine's last outcome
         self._began_us = 0  # when the last turn began
         engine.shard.state.can_send = self._may_wake
+        self._facts = ShardFacts(engine)
+        self._encodings = shard_encodings(self._facts)
         self.pressure = ShardPressure(engine, now_us)
         self._peers: dict[int, int] = {}
         self._turn = Turn()
@@ -147,9 +149,9 @@ class ShardCore:
             send=self._send,
             ask=partial(self._ask_for_service, op=wire.OPEN_JOBS),
             has_window=self._window.is_open,
-            is_headers_only=partial(is_headers_only, engine),
+            encodings=self._encodings,
+            is_headers_only=self._facts.is_headers_only,
         )
-        self._codec = OperationCodec(engine)
         self._own_requests: dict[int, OnReply] = {}
         self._own_replies: deque[wire.Reply] = deque()
         self._own_number = 0
@@ -230,12 +232,13 @@ class ShardCore:
         try:
             self._check_serving(request, now_us)
             self.pressure.check(request, now_us)
-            if len(request.body) > LARGE_BYTES and request.op in LARGE_OPS:
+            encoding = self._encodings[request.encoding]
+            if len(request.body) > LARGE_BYTES and request.op in encoding.large_ops:
                 self._large.add(peer, request)
                 return
             args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
             topic = request.topic.decode("utf-8", "replace")
-            command, options = self._codec.read[request.op](topic, request, args)
+            command, options = encoding.read[request.op](topic, request, args)
         except Exception as error:
             self._refuse_unread(peer, request, error)
         else:
@@ -282,13 +285,7 @@ class ShardCore:
         self._check_serving(request, self._now_us())
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
         topic = request.topic.decode("utf-8", "replace")
-
-        def read() -> Read:
-            return self._codec.read[request.op](topic, request, args)
-
-        if request.op == wire.WRITE_RAW:
-            return read_large_record(request.body, read)
-        return read_large(request, args.traceparent, read)
+        return self._encodings[request.encoding].read_large(topic, request, args)
 
     def _hold_for_copies(self, topic: str, entry: tuple[Token, cmd.Command]) -> bool:
         peer, request = entry[0][:2]
@@ -303,7 +300,8 @@ class ShardCore:
         self._own_number = number = self._own_number + 1
         self._own_requests[number] = on_reply
         now_us = self._now_us()
-        self._accept(SELF_PEER, wire.Request(number, now_us, BUDGET_MS, op, 0, topic, b"", body), now_us)
+        request = wire.Request(number, now_us, BUDGET_MS, op, 0, topic, b"", body, wire.MSGPACK)
+        self._accept(SELF_PEER, request, now_us)
         return True
 
     def _check_serving(self, request: wire.Request, now_us: int) -> None:
@@ -643,12 +641,12 @@ class ShardCore:
             return
         total_ms = (now_us - request.received_us) / MS
         if type(result) is cmd.Appended:
-            answer = replies.appended(
+            answer = self._encodings[request.encoding].appended(
                 result,
                 with_seqs=not request.flags & wire.NO_SEQS,
                 total_ms=total_ms,
                 append_ms=turn.append_ms,
-                sync_ms=sync_ms if result.synced and self._codec.is_synced_class(result.topic) else 0.0,
+                sync_ms=sync_ms if result.synced and self._facts.is_synced_class(result.topic) else 0.0,
                 more=self._throttle_text() if self.pressure.text or self._sync_delay_ms else b"",
             )
         elif isinstance(result, TopicsError):
@@ -672,9 +670,8 @@ class ShardCore:
             elif request.op == wire.FORWARD_STEP:
                 self.forwarding.on_step(result)
             try:
-                answer = self._codec.render(request, result, options, total_ms, sync_ms)
-                if request.flags & wire.LATE:
-                    answer = replies.mark_late(answer)
+                encoding = self._encodings[request.encoding]
+                answer = encoding.render(request, result, options, total_ms, sync_ms)
             except Exception as error:  # one bad record must not take the shard down at every read of it
                 logger.exception("a reply could not be encoded")
                 unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
@@ -683,8 +680,8 @@ class ShardCore:
                 )
                 return
             self.metrics.count_tombstone(result)
-        if request.flags & wire.IGNORED:
-            answer = replies.with_ignored(answer, request.ignored)
+        if request.flags & MARKS:
+            answer = self._encodings[request.encoding].marked(request, answer)
         self.metrics.answered(request.op, command, now_us - request.received_us)
         code, kind, fields, body = answer
         self._send(peer, request.id, code, kind, fields, body)

@@ -27,7 +27,7 @@ from topics.link.reports import (
 # Operation names in metrics. A read that may wait is a "poll", because its client chooses how long it takes.
 OPERATIONS: dict[str, tuple[int, ...]] = {
     "write": (wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW),
-    "read": (wire.DIFF, wire.DIFF_FRAMES, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED),
+    "read": (wire.DIFF, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED),
     "poll": (),
     "catch_up": (wire.WATCH_READ,),  # by a stream that is behind
     "claim": (wire.CLAIM,),
@@ -41,7 +41,7 @@ OPERATIONS: dict[str, tuple[int, ...]] = {
     "transaction": (wire.TXN_BEGIN, wire.TXN_STAGE, wire.TXN_COMMIT, wire.TXN_ABORT),
     "consolidation": (wire.CONSOLIDATE,),
 }  # fmt: skip
-_WAITING = (wire.DIFF, wire.DIFF_FRAMES, wire.CLAIM)
+_WAITING = (wire.DIFF, wire.CLAIM)
 _PAGES = (cmd.Page, cmd.FramePage, con.Claimed)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -31,7 +31,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
 from topics.link.job_streams import PUSH_BYTES, PUSHES_AHEAD, JobStreamOptions, decode_options
-from topics.protocols.json.consumer_replies import render_events
+from topics.protocols.encoding import Encoding
 from workers.peers.links import Send
 
 logger = logging.getLogger("topics.shard")
@@ -53,6 +53,7 @@ class JobStream:
     topic: str
     options: JobStreamOptions
     connection: int  # id of its leases in the engine
+    encoding: Encoding
     is_open: bool = False  # the queue or consumer exists, and the front has the reply
     is_closed: bool = False
     token: Any = None  # of the waiting claim
@@ -68,6 +69,7 @@ class JobStreams:
         send: Send,
         ask: Ask,
         has_window: Callable[[bytes], bool],
+        encodings: Mapping[int, Encoding],
         is_headers_only: Callable[[con.Claimed], bool],
     ) -> None:
         """`has_window`: whether a front's reply window is open. `is_headers_only`: whether the consumer gets no data."""
@@ -75,6 +77,7 @@ class JobStreams:
         self._send = send
         self._ask = ask
         self._has_window = has_window
+        self._encodings = encodings
         self._is_headers_only = is_headers_only
         self._connections = 0
         self._streams: dict[tuple[bytes, int], JobStream] = {}
@@ -123,7 +126,8 @@ class JobStreams:
             raise Throttled("too many job streams", limit="job_streams", max=STREAMS_MAX)
         topic = request.topic.decode("utf-8", "replace")
         self._connections += 1
-        stream = JobStream(peer, request.id, topic, options, self._connections)
+        encoding = self._encodings[request.encoding]
+        stream = JobStream(peer, request.id, topic, options, self._connections, encoding)
         self._streams[peer, request.id] = stream
         self._by_connection[stream.connection] = stream
         self._by_topic.setdefault(topic, {})[stream] = None
@@ -238,7 +242,7 @@ class JobStreams:
 
     def _push(self, stream: JobStream, claimed: con.Claimed) -> None:
         try:
-            body = render_events(claimed, headers_only=self._is_headers_only(claimed))
+            body = stream.encoding.job_events(claimed, headers_only=self._is_headers_only(claimed))
         except Exception as error:  # one bad record must not take the shard down
             logger.exception("jobs could not be encoded")
             self._fail(stream, TopicsError(f"a job could not be encoded: {error!r}"))

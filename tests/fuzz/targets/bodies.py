@@ -15,11 +15,12 @@ from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import Rig
 from topics.link import wire
 
+DIFF_FRAMES = 4  # a DIFF whose reply is frames
 OPS = (
     wire.WRITE,
     wire.WRITE_LINES,
     wire.DIFF,
-    wire.DIFF_FRAMES,
+    DIFF_FRAMES,
     wire.DELETE,
     wire.PUT_TOPIC,
     wire.GET_TOPIC,
@@ -155,7 +156,9 @@ def _rig() -> Rig:
 def _ask(rig: Rig, op: int, topic: str, body: bytes, args: wire.Args, flags: int) -> ShardAnswer:
     encoded = wire.encode_args(args)
     name = topic.encode()
-    head = wire.request_head(1 << 40, rig.now_us(), 30_000, op, flags, name, encoded, len(body))
+    encoding = wire.FRAMES if op == DIFF_FRAMES else wire.JSON
+    op = wire.DIFF if op == DIFF_FRAMES else op
+    head = wire.request_head(1 << 40, rig.now_us(), 30_000, op, flags, name, encoded, len(body), encoding)
     rig.core.receive(b"client", wire.message_head(rig.incarnation) + head + body)
     rig.rest()
     if (b"client", 1 << 40) not in rig.replies:
@@ -246,9 +249,9 @@ def seeds() -> list[bytes]:
             {"records": [{"data": 1}], "if_last_seq": 3, "if_tag_last_seq": {"tag": "a.1", "seq": 2}},
         ],
         wire.DIFF: [
-            {"from_seq": 1, "limit": 2, "node": ["n"], "tag": ["tag", "Subject", "a.*"], "wait_ms": 10}
+            {"from_seq": 1, "limit": 2, "node": ["n"], "tag": ["tag", "Subject", "a.*"], "wait_ms": 10},
         ],
-        wire.DIFF_FRAMES: [{"from_seq": 0, "max_batch_bytes": 100, "from_ts": 5}],
+        DIFF_FRAMES: [{"from_seq": 0, "max_batch_bytes": 100, "from_ts": 5}],
         wire.DELETE: [{"before_seq": 2, "match": "a.*"}, {"seqs": [1, 2], "keep": 1, "erase": True}],
         wire.PUT_TOPIC: [
             {"type": "queue", "durability": "fsync", "ttl_ms": 10, "cap_per_tag": 1, "dead_letter": "d"}

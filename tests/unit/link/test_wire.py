@@ -37,6 +37,7 @@ requests = st.builds(
     topic=st.binary(max_size=300),
     args=st.binary(max_size=50),
     body=st.binary(max_size=200),
+    encoding=U8,
 )
 replies = st.builds(
     wire.Reply,
@@ -59,6 +60,7 @@ def pack_request(request: wire.Request, body_len: int | None = None) -> bytes:
         request.topic,
         request.args,
         size,
+        request.encoding,
     )
 
 

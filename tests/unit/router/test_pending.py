@@ -372,7 +372,7 @@ def test_what_waits_too_long_is_given_up() -> None:
 
 def test_a_stop_ends_reads_but_no_changes() -> None:
     core = core_with(1)
-    poll, frames = send(core, op=wire.DIFF, at=5), send(core, op=wire.DIFF_FRAMES, at=5)
+    poll, frames = send(core, op=wire.DIFF, at=5), send(core, op=wire.WATCH_READ, at=5)
     young, write = send(core, op=wire.DIFF, at=6), send(core, op=wire.WRITE, at=5)
     claim = send(core, op=wire.CLAIM, at=5)
     core.end_polls(5)

@@ -118,7 +118,14 @@ def frame_page_head(fields: bytes) -> bytes:
     return head + ignored_header(page.ignored) if page.ignored else head
 
 
-def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.Args | None = None) -> None:
+def ask_owner(
+    call: Call,
+    op: int,
+    respond: Respond,
+    flags: int = 0,
+    args: wire.Args | None = None,
+    encoding: int = wire.JSON,
+) -> None:
     """Send the request to the shard that owns the topic, and respond with its reply."""
     shards, request = call.services.shards, call.request
     if call.is_strict:
@@ -134,6 +141,7 @@ def ask_owner(call: Call, op: int, respond: Respond, flags: int = 0, args: wire.
         request.body,
         request.received_us,
         lambda reply: respond(from_reply(reply)),
+        encoding,
     )
     if number and op in wire.POLLS:
         release = request.release

@@ -41,8 +41,9 @@ class Shards(Protocol):
         body: wire.Buffer,
         received_us: int,
         on_reply: OnReply,
+        encoding: int = wire.JSON,
     ) -> int:
-        """Send a request. `on_reply` is called exactly once. Returns the number of the request, 0 if it was refused at once."""
+        """Send a request, whose body and reply have this encoding. `on_reply` is called exactly once. Returns the number of the request, 0 if it was refused at once."""
 
     def tell(self, shard: int, op: int, number: int, topic: bytes = b"", args: bytes = b"") -> None:
         """Send a message without a reply, about the request or stream with that number."""

@@ -8,10 +8,8 @@ record.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -21,13 +19,13 @@ from topics.api.requests import RecordBody, RecordsBody
 from topics.engine.commands import topics as cmd
 from topics.engine.commands import transactions as txc
 from topics.link import wire
+from topics.protocols.encoding import Read, Steps
 from topics.protocols.json.bodies import TOO_DEEP, BodyType
 from topics.protocols.json.count_bound import too_many_records
 from topics.protocols.json.json_text import Scan
 from topics.protocols.json.requests import MIXED, check_count, read_records
 from topics.protocols.json.unknown_fields import PATHS_MAX
 
-LARGE_BYTES = 1 << 20
 SLICE_BYTES = 128 * 1024  # takes 2 ms
 REST_BYTES_MAX = 1 << 20  # of a body, outside its records
 RECORD_TEXT_MAX = 8 << 20  # bytes of one record as sent: an escape takes up to six times the space
@@ -49,9 +47,6 @@ _COLUMNS: tuple[tuple[str, int | None], ...] = (
 
 _records = BodyType(RecordsBody)
 _lines = BodyType(RecordBody, lines=True)
-
-Read: TypeAlias = tuple[cmd.Command, Any]
-Steps: TypeAlias = Generator[None, None, Read]
 
 
 class RestTooLarge(TopicsError):
@@ -283,39 +278,3 @@ def _add(records: cmd.Records, more: cmd.Records) -> None:
 
 def _sizes(records: cmd.Records) -> list[int]:
     return records.sizes if records.sizes is not None else list(map(len, records.payloads))
-
-
-# -- the queue ---------------------------------------------------------------------------------------------
-
-
-class LargeBodies:
-    """Queue of large bodies, decoded one at a time. The fronts' credits limit their bytes."""
-
-    def __init__(self) -> None:
-        self.queue: deque[tuple[bytes, wire.Request]] = deque()  # peer, request
-        self._steps: Steps | None = None  # of the first
-        self._read: Read | None = None
-
-    def add(self, peer: bytes, request: wire.Request) -> None:
-        self.queue.append((peer, request))
-
-    def step(self, begin: Callable[[wire.Request], Steps]) -> Read | None:
-        """Decode a slice of the first body. Returns its command once it is decoded; the caller then pops it. A body that is
-        refused is popped here.
-        """
-        if self._read is not None:
-            return self._read
-        try:
-            if self._steps is None:
-                self._steps = begin(self.queue[0][1])
-            next(self._steps)
-        except StopIteration as end:
-            self._read = cast(Read, end.value)
-        except BaseException:
-            self.pop()
-            raise
-        return self._read
-
-    def pop(self) -> None:
-        self.queue.popleft()
-        self._steps = self._read = None

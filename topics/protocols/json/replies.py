@@ -18,7 +18,6 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.priority import effective_priority
 from topics.engine.reading.render import render_records
 from topics.link import wire
-from topics.link.frame_page import FramePageFields, encode_fields
 from topics.link.watch import FeedOptions, FeedPage, WatchRead, page_fields
 from topics.protocols.json.unknown_fields import add_ignored
 
@@ -129,22 +128,6 @@ def feed_records(page: cmd.Page, options: FeedOptions) -> bytes:
 
 def tombstone(found: cmd.Tombstone | None) -> bytes:
     return b"null" if found is None else _encode(found)
-
-
-def frame_page(result: cmd.FramePage, ignored: list[str], *, is_late: bool) -> wire.Result:
-    fields = FramePageFields(
-        result.next_from_seq,
-        result.head_seq,
-        result.earliest_seq,
-        result.count,
-        result.epoch,
-        result.tombstone,
-        is_late,
-        ignored,
-    )
-    chunks = result.chunks
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    return wire.OK, wire.FRAMES, encode_fields(fields), body
 
 
 def deleted(result: cmd.Deleted, total_ms: float) -> wire.Result:

@@ -380,10 +380,9 @@ def _bytes_records(payloads: list[bytes]) -> cmd.Records:
 # -- reads and deletes -------------------------------------------------------------------------------------
 
 
-def read_diff(topic: str, request: wire.Request) -> tuple[cmd.Diff, DiffBody]:
+def read_diff(topic: str, request: wire.Request, *, frames: bool = False) -> tuple[cmd.Diff, DiffBody]:
     body: DiffBody = read_body(_diff, request) if len(request.body) else DiffBody()
     check_u64(from_seq=body.from_seq, max_batch_bytes=body.max_batch_bytes, from_ts=body.from_ts)
-    frames = request.op == wire.DIFF_FRAMES
     names = node_names(body.node)
     command = cmd.Diff(
         topic,

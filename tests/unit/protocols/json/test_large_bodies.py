@@ -13,10 +13,12 @@ from tests.support import length
 from topics.api.errors import BatchTooLarge, InvalidRequest, RecordTooLarge, TopicsError
 from topics.engine.commands import topics as cmd
 from topics.link import wire
+from topics.protocols.encoding import Steps
 from topics.protocols.json import large_bodies, requests
 from topics.protocols.json import transactions as transaction_requests
 from topics.protocols.json.json_text import SHORT, compact_size
-from topics.protocols.json.large_bodies import LargeBodies, read_large
+from topics.protocols.json.large_bodies import read_large
+from workers.shard.large_bodies import LargeBodies
 
 READ: dict[int, Callable[[wire.Request, wire.Args], Any]] = {
     wire.WRITE: lambda r, a: requests.read_write("t", r, a, lambda _: True),
@@ -244,7 +246,7 @@ def test_one_after_the_other_in_order() -> None:
     for body in (write_of([ROW] * 300), write_of([b"{}"] * 400_000), write_of([ROW] * 200)):
         large.add(b"front", request_of(body))
 
-    def begin(request: wire.Request) -> large_bodies.Steps:
+    def begin(request: wire.Request) -> Steps:
         return read_large(request, "", lambda: (READ[wire.WRITE](request, ARGS), None))
 
     found: list[int] = []

@@ -75,7 +75,8 @@ def _text(value: bytes, name: str) -> str:
 
 
 def diff(call: Call, respond: Respond) -> None:
-    ask_owner(call, wire.DIFF_FRAMES if FRAMES_TYPE in call.request.accept else wire.DIFF, respond)
+    encoding = wire.FRAMES if FRAMES_TYPE in call.request.accept else wire.JSON
+    ask_owner(call, wire.DIFF, respond, encoding=encoding)
 
 
 # Query parameters for the fields of DiffBody; maximum values of the numbers.

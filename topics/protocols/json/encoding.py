@@ -1,39 +1,33 @@
-"""Dispatch of the codec: the decoder of each operation, and the encoder of each result."""
+"""The JSON encoding of requests and replies: the reader of each operation, and the renderer of each result."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from topics.api.errors import InvalidRequest
 from topics.api.requests import DiffBody
 from topics.engine.commands import consumers as con
-from topics.engine.commands import forwards as fwd
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as cmd
-from topics.engine.runtime.engine import Engine
 from topics.link import wire
-from topics.protocols.json import consumer_replies, consumer_requests, replies, requests
-from topics.protocols.json import merges as consolidation_requests
-from topics.protocols.json import transactions as transaction_requests
+from topics.protocols.encoding import Read, Shard, Steps
+from topics.protocols.json import consumer_replies, consumer_requests, merges, replies, requests, transactions
 from topics.protocols.json.forwards import prefixes_of
-from workers.forward.messages import encode_step_done, read_copies, read_step
-from workers.forward.outbox import read_dead_letters
-
-Read = tuple[cmd.Command, Any]  # the command, and options of its reply
+from topics.protocols.json.large_bodies import OPS, read_large, read_large_record
 
 
-class OperationCodec:
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+class Json:
+    large_ops = OPS
+    appended = staticmethod(replies.appended)
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
         self.read: dict[int, Callable[[str, wire.Request, wire.Args], Read]] = {
             wire.WRITE: self._read_write,
             wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
             wire.WRITE_RAW: lambda t, r, a: (requests.read_raw(t, r, a), None),
             wire.DIFF: lambda t, r, a: requests.read_diff(t, r),
-            wire.DIFF_FRAMES: lambda t, r, a: requests.read_diff(t, r),
             wire.DELETE: lambda t, r, a: (requests.read_delete(t, r), None),
             wire.PUT_TOPIC: lambda t, r, a: (cmd.PutTopic(t, requests.read_config(r, a)), None),
             wire.GET_TOPIC: lambda t, r, a: (cmd.State(t, touch=not r.flags & wire.NO_TOUCH), None),
@@ -44,23 +38,28 @@ class OperationCodec:
             wire.LIST_DELETED: lambda t, r, a: (cmd.ListDeleted(t, a.from_seq, a.page_size), None),
             wire.WATCH_READ: self._read_watch,
             **consumer_requests.READERS,
-            wire.CONSOLIDATE: consolidation_requests.read,
-            **transaction_requests.READERS,
-            wire.DEAD_LETTERS: lambda t, r, a: (read_dead_letters(t, r.body), None),
-            wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
-            wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
+            wire.CONSOLIDATE: merges.read,
+            **transactions.READERS,
         }
 
     # -- requests ------------------------------------------------------------------------------------------
 
     def _read_write(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
-        return requests.read_write(topic, request, args, self._engine.shard.state.staged.__contains__), None
+        return requests.read_write(topic, request, args, self._shard.has_topic), None
 
     def _read_watch(self, topic: str, request: wire.Request, args: wire.Args) -> Read:
         read = requests.read_watch(request)
         if read.options.strong:
-            self._engine.shard.reads.track_synced_head(self._engine.shard.state.loaded_topic(topic))
+            self._shard.track_synced_head(topic)
         return requests.watch_command(topic, read), read
+
+    def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
+        def read() -> Read:
+            return self.read[request.op](topic, request, args)
+
+        if request.op == wire.WRITE_RAW:
+            return read_large_record(request.body, read)
+        return read_large(request, args.traceparent, read)
 
     # -- replies -------------------------------------------------------------------------------------------
 
@@ -69,9 +68,8 @@ class OperationCodec:
     ) -> wire.Result:
         if request.op in consumer_requests.READERS:
             return self._render_consumers(request, result, options, total_ms, sync_ms)
-        if request.op in transaction_requests.READERS:
-            return transaction_requests.render(request.op, result, total_ms)
-        now_ms = self._engine.clock.now_ms
+        if request.op in transactions.READERS:
+            return transactions.render(request.op, result, total_ms)
         match result:
             case cmd.Page() if request.op == wire.LAST_BY_TAG:
                 # Records are sorted by seq, but the cursor is a tag.
@@ -82,9 +80,6 @@ class OperationCodec:
             case cmd.Page():
                 assert isinstance(options, DiffBody)
                 return replies.page(result, options, total_ms)
-            case cmd.FramePage():
-                ignored = request.ignored if request.flags & wire.IGNORED else []
-                return replies.frame_page(result, ignored, is_late=bool(request.flags & wire.LATE))
             case cmd.Deleted():
                 return replies.deleted(result, total_ms)
             case cmd.TopicPut():
@@ -92,20 +87,16 @@ class OperationCodec:
             case cmd.TopicDropped():
                 return replies.topic_dropped(result, total_ms)
             case cmd.TopicState():
-                return replies.topic_state(result, now_ms, total_ms)
+                return replies.topic_state(result, self._shard.now_ms, total_ms)
             case cmd.TopicList():
-                return replies.topic_list(result, now_ms)
+                return replies.topic_list(result, self._shard.now_ms)
             case cmd.TagCounts():
                 last = result.counts[-1][0] if result.more else None
                 return replies.tag_counts(result, replies.cursor_text(last), total_ms)
             case cmd.DeletedRanges():
                 return replies.deleted_ranges(result, total_ms)
             case mrg.MergeReply():
-                return consolidation_requests.rendered(result, total_ms)
-            case con.DeadLettersTaken() | fwd.CopiesTaken():
-                return wire.OK, wire.MSGPACK, b"", msgspec.msgpack.encode(result)
-            case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
-                return wire.OK, wire.MSGPACK, b"", encode_step_done(result)
+                return merges.rendered(result, total_ms)
         raise AssertionError(f"no reply format for {type(result)}")
 
     def _render_consumers(
@@ -113,25 +104,22 @@ class OperationCodec:
     ) -> wire.Result:
         match result:
             case con.Claimed():
-                headers_only = is_headers_only(self._engine, result)
+                headers_only = self._shard.is_headers_only(result)
                 return consumer_replies.claimed(result, total_ms, headers_only=headers_only)
             case con.Settled():
-                is_synced = result.synced and self.is_synced_class(result.topic)
+                is_synced = result.synced and self._shard.is_synced_class(result.topic)
                 return consumer_replies.settled(result, total_ms, sync_ms if is_synced else 0.0)
         return consumer_replies.render_consumer(result, request.op, options, total_ms)
 
-    def is_synced_class(self, topic: str) -> bool:
-        """Whether writes wait for a sync by their class. Others do so only now and then, such as when a topic is created."""
-        log = self._engine.shard.state.published.get(topic)
-        return log is not None and log.config.durability == "fsync"
+    def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
+        """The reply, with the marks of its request: served late, unknown fields ignored."""
+        if request.flags & wire.LATE:
+            result = replies.mark_late(result)
+        if request.flags & wire.IGNORED:
+            result = replies.with_ignored(result, request.ignored)
+        return result
 
-
-def is_headers_only(engine: Engine, result: con.Claimed) -> bool:
-    log = engine.shard.state.published.get(result.topic) if result.consumer else None
-    if log is None or log.consumers is None:
-        return False
-    consumer = log.consumers.find(result.consumer)
-    return consumer is not None and consumer.config.headers_only
+    job_events = staticmethod(consumer_replies.render_events)
 
 
 def _read_list(topic: str, request: wire.Request, args: wire.Args) -> Read:

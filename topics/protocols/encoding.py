@@ -1,0 +1,70 @@
+"""What an encoding of requests and replies implements. A shard uses the one that a request names, next to its engine.
+
+`topics/protocols/encodings.py` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from topics.engine.commands import consumers as con
+from topics.engine.commands import topics as cmd
+from topics.link import wire
+
+Read: TypeAlias = tuple[cmd.Command, Any]  # the command, and options of its reply
+Steps: TypeAlias = Generator[None, None, Read]
+
+
+class Shard(Protocol):
+    """What an encoding may ask of the shard."""
+
+    @property
+    def now_ms(self) -> int: ...
+
+    @property
+    def has_topic(self) -> Callable[[str], bool]:
+        """Whether a topic exists, including those that this turn has created."""
+
+    def track_synced_head(self, topic: str) -> None:
+        """A read of this topic will want only synced records."""
+
+    def is_headers_only(self, result: con.Claimed) -> bool:
+        """Whether the consumer gets no data."""
+
+    def is_synced_class(self, topic: str) -> bool:
+        """Whether writes wait for a sync by their class."""
+
+
+class Encoding(Protocol):
+    @property
+    def read(self) -> Mapping[int, Callable[[str, wire.Request, wire.Args], Read]]:
+        """By operation: body to command."""
+
+    @property
+    def large_ops(self) -> Collection[int]:
+        """Operations whose large bodies `read_large` decodes in steps."""
+
+    def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps: ...
+
+    def appended(
+        self,
+        result: cmd.Appended,
+        *,
+        with_seqs: bool,
+        total_ms: float,
+        append_ms: float,
+        sync_ms: float,
+        more: bytes = b"",
+    ) -> wire.Result:
+        """The reply to a write, without a call of `render`: this is the hot path."""
+
+    def render(
+        self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
+    ) -> wire.Result: ...
+
+    def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
+        """The reply, with the marks of its request (`wire.LATE`, `wire.IGNORED`)."""
+
+    def job_events(self, result: con.Claimed, *, headers_only: bool = False) -> bytes:
+        """A push of a job stream; empty if there is nothing to send."""

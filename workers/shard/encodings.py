@@ -1,0 +1,91 @@
+"""The encodings of a shard: those of the protocols, and that of requests between workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from topics.engine.commands import consumers as con
+from topics.engine.commands import forwards as fwd
+from topics.engine.commands import topics as cmd
+from topics.engine.runtime.engine import Engine
+from topics.link import wire
+from topics.protocols.encoding import Encoding, Read, Steps
+from topics.protocols.encodings import ENCODINGS
+from workers.forward.messages import encode_step_done, read_copies, read_step
+from workers.forward.outbox import read_dead_letters
+
+
+class ShardFacts:
+    """What encodings ask of this shard."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def now_ms(self) -> int:
+        return self._engine.clock.now_ms
+
+    @property
+    def has_topic(self) -> Callable[[str], bool]:
+        return self._engine.shard.state.staged.__contains__
+
+    def track_synced_head(self, topic: str) -> None:
+        self._engine.shard.reads.track_synced_head(self._engine.shard.state.loaded_topic(topic))
+
+    def is_headers_only(self, result: con.Claimed) -> bool:
+        log = self._engine.shard.state.published.get(result.topic) if result.consumer else None
+        if log is None or log.consumers is None:
+            return False
+        consumer = log.consumers.find(result.consumer)
+        return consumer is not None and consumer.config.headers_only
+
+    def is_synced_class(self, topic: str) -> bool:
+        """Others wait for a sync only now and then, such as when a topic is created."""
+        log = self._engine.shard.state.published.get(topic)
+        return log is not None and log.config.durability == "fsync"
+
+
+def shard_encodings(facts: ShardFacts) -> dict[int, Encoding]:
+    encodings: dict[int, Encoding] = {number: make(facts) for number, make in ENCODINGS.items()}
+    encodings[wire.MSGPACK] = BetweenWorkers()
+    return encodings
+
+
+class BetweenWorkers:
+    """Requests of other workers that the engine executes, in msgpack."""
+
+    large_ops = ()
+
+    def __init__(self) -> None:
+        self.read: dict[int, Callable[[str, wire.Request, wire.Args], Read]] = {
+            wire.DEAD_LETTERS: lambda t, r, a: (read_dead_letters(t, r.body), None),
+            wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
+            wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
+        }
+
+    def render(
+        self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
+    ) -> wire.Result:
+        match result:
+            case con.DeadLettersTaken() | fwd.CopiesTaken():
+                return wire.OK, wire.MSGPACK, b"", msgspec.msgpack.encode(result)
+            case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
+                return wire.OK, wire.MSGPACK, b"", encode_step_done(result)
+        raise AssertionError(f"no reply format for {type(result)}")
+
+    def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
+        return result
+
+    # Workers send each other no writes of clients, no large bodies and no jobs.
+
+    def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
+        raise NotImplementedError
+
+    def appended(self, result: cmd.Appended, **options: Any) -> wire.Result:
+        raise NotImplementedError
+
+    def job_events(self, result: con.Claimed, *, headers_only: bool = False) -> bytes:
+        raise NotImplementedError
