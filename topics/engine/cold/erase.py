@@ -115,8 +115,8 @@ class ColdEraser:
         if not shard.state.has_room(CONTROL_BYTES):
             raise OSError(ENOSPC, "no room in the log")
         swapped = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost, COLD]
-        shard.state.add_frame(frames.encode_control(frames.SEGMENT_SWAP, log.id, shard.state.now_ms, swapped))
-        # Before any yield: a checkpoint that starts now must see the new generation.
+        # Not applied: the rows are in memory here. Before any yield: a checkpoint that starts now must see the new generation.
+        shard.state.log_applied(frames.SEGMENT_SWAP, log, swapped)
         self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
         self._checkpointer.delete_later(log.id, meta)
         shard.state.touched[log.id] = log

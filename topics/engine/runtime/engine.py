@@ -18,6 +18,7 @@ from typing import TypeAlias
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Stopping
+from topics.engine.cold.merge.replay import MergeReplay
 from topics.engine.commands.topics import Command
 from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.reading.cold_blocks import READ_KIND
@@ -100,6 +101,8 @@ class Engine(Background):
             self._cold_store,
             self.reserve,
         )
+        if self._has_merges:
+            MergeReplay(self.shard.state, recovery.swaps)
         self.report = recovery.report
         yield from recovery.steps()
         self.counters["recoveries"] += 1

@@ -63,7 +63,8 @@ class GroupCommit(ABC):
             self.counters.setdefault(name, 0)
         self.checkpointer = Checkpointer(disk, self.shard, self.wal, self.reader, config)
         self.merge_service = MergeService(disk, cold, self.shard, self.reader, self.checkpointer, config)
-        if "merges" not in absent:
+        self._has_merges = "merges" not in absent
+        if self._has_merges:
             self.shard.state.handlers |= dict.fromkeys(get_args(MergeCommand), self.merge_service.handle)
         self._parked: dict[int, list[Op]] = {}  # lsn → ops to publish once the log is synced up to it
         self._parked_since_ms = 0  # since when the oldest of them waits for a sync to start

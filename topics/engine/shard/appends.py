@@ -35,11 +35,10 @@ from topics.api.errors import (
 )
 from topics.engine.commands import topics as cmd
 from topics.engine.core.subjects import TagMatch
-from topics.engine.core.topic_ids import ID_STEP
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import CONTROL_BYTES, EraseRequest, ShardState, as_ranges
 from topics.engine.storage import frames
-from topics.engine.storage.control import ConfigChanged, Deletion, TopicCreated
+from topics.engine.storage.control import ConfigChanged, Deletion, Floors, Lost, Skipped, TopicCreated
 from topics.engine.topic.log import Op, Range, TopicLog
 from topics.engine.topic.tags import Seqs, scan
 
@@ -61,6 +60,15 @@ class Appends:
             cmd.Delete: self._delete,
             cmd.PutTopic: self._put_topic,
             cmd.DropTopic: self._drop_topic,
+        }
+        state.appliers |= {
+            frames.DELETE: self._apply_delete,
+            frames.EVICT: self._apply_evict,
+            frames.SKIP: self._apply_skip,
+            frames.LOSS: self._apply_loss,
+            frames.CONFIG: self._apply_config,
+            frames.SEQ_CEILING: self._apply_seq_ceiling,
+            frames.ERASE_DONE: self._apply_erase_done,
         }
         self.trimming: dict[int, TopicLog] = {}  # topics being trimmed to a new cap_per_tag
         state.events.topic_removed.append(lambda log: self.trimming.pop(log.id, None))
@@ -342,16 +350,13 @@ class Appends:
 
     def create(self, name: str, config: TopicConfig) -> TopicLog:
         state = self.state
-        log = state.new_log(state.next_id, name, config)
-        state.next_id += ID_STEP
-        state.staged[name] = log
-        state.by_id[log.id] = log
-        if config.durability == "disk":
-            log.ceiling = limits.SEQ_CEILING_STEP_MIN
+        ceiling = limits.SEQ_CEILING_STEP_MIN if config.durability == "disk" else 0
+        created = TopicCreated(name, config, ceiling)
+        log = state.create_topic(state.next_id, created)
+        if ceiling:
             log.ceiling_ts = state.now_ms
-            state.new_seq_ceilings.append((log, log.ceiling))
-        created = TopicCreated(name, config, log.ceiling)
-        state.add_frame(frames.encode_control(frames.TOPIC_CREATE, log.id, state.now_ms, created))
+            state.new_seq_ceilings.append((log, ceiling))
+        state.log_applied(frames.TOPIC_CREATE, log, created)
         for call in state.events.topic_created:
             call(log)
         return log
@@ -445,8 +450,13 @@ class Appends:
     def log_delete(self, log: TopicLog, ranges: list[Range], op: Op, *, erase: bool = False) -> None:
         for i in range(0, len(ranges), limits.RANGES_PER_FRAME_MAX):
             part = Deletion(ranges[i : i + limits.RANGES_PER_FRAME_MAX], erase)
-            self.state.add_frame(frames.encode_control(frames.DELETE, log.id, self.state.now_ms, part))
-        log.stage_delete(ranges, op)
+            self.state.log(frames.DELETE, log, part, op)
+
+    @staticmethod
+    def _apply_delete(log: TopicLog, deletion: Deletion, op: Op) -> None:
+        log.stage_delete(deletion.ranges, op)
+        if deletion.erase:
+            log.erasing.append(deletion.ranges)
 
     def _evict(self, log: TopicLog, config: TopicConfig, op: Op, written: int = 0) -> None:
         """Evict records beyond a cap, in the envelope of the write that exceeded it.
@@ -465,8 +475,13 @@ class Appends:
             self.state.upkeep.enqueue(log)
         if in_ram:
             return  # a restart loses these records anyway
-        floors = [log.cap_lost, log.ttl_lost]
-        self.state.add_frame(frames.encode_control(frames.EVICT, log.id, self.state.now_ms, floors))
+        # Replay evicts up to the floors at once.
+        self.state.log_applied(frames.EVICT, log, Floors(log.cap_lost, log.ttl_lost))
+
+    @staticmethod
+    def _apply_evict(log: TopicLog, floors: Floors, op: Op) -> None:
+        head = log.next_seq - 1
+        log.stage_floors(min(floors.cap_lost, head), min(floors.ttl_lost, head), op)
 
     def _raise_ceiling(self, log: TopicLog) -> None:
         """Raise the seq ceiling when half of it is used, by about two seconds of traffic, so writes rarely wait for it."""
@@ -479,10 +494,13 @@ class Appends:
         )
         if head + step <= log.ceiling:
             return
-        log.ceiling = head + step
         log.ceiling_base, log.ceiling_ts = head, state.now_ms
-        state.add_frame(frames.encode_control(frames.SEQ_CEILING, log.id, state.now_ms, log.ceiling))
+        state.log(frames.SEQ_CEILING, log, head + step)
         state.new_seq_ceilings.append((log, log.ceiling))
+
+    @staticmethod
+    def _apply_seq_ceiling(log: TopicLog, ceiling: int, op: Op | None) -> None:
+        log.ceiling = max(log.ceiling, ceiling)
 
     def _skip(self, token: object, command: cmd.Skip) -> None:
         state = self.state
@@ -495,14 +513,24 @@ class Appends:
         state.reserve(CONTROL_BYTES)
         first = log.next_seq
         op = Op(log, token, sync=log.config.durability == "fsync")
-        state.add_frame(frames.encode_control(frames.SKIP, log.id, state.now_ms, [first, command.count]))
-        log.stage_skip(command.count, op)
+        state.log(frames.SKIP, log, Skipped(first, command.count), op)
         if log.config.durability == "disk":
             self._raise_ceiling(log)
             op.sync = op.sync or op.head > log.ceiling_synced
         op.result = cmd.Appended(log.name, first, command.count, op.head, synced=op.sync)
         state.touched[log.id] = log
         state.add_op(op)
+
+    def _apply_skip(self, log: TopicLog, skipped: Skipped, op: Op) -> None:
+        self._note_missing(log, skipped.first)
+        if skipped.first + skipped.count > log.next_seq:
+            log.stage_skip(skipped.first + skipped.count - log.next_seq, op)
+
+    def _note_missing(self, log: TopicLog, next_seq: int) -> None:
+        """Replay: records up to this seq were never logged."""
+        if next_seq > log.next_seq:
+            for call in self.state.events.records_missing:
+                call(log, log.next_seq, next_seq - 1)
 
     # -- delete --------------------------------------------------------------------------------------------
 
@@ -540,14 +568,14 @@ class Appends:
                     state.reserve(len(ranges) * RANGE_BYTES + CONTROL_BYTES)
                     is_begun = True
                     op = Op(log, sync=sync)
+                    known = len(log.erasing)
                     self.log_delete(log, ranges, op, erase=command.erase)
                     removed -= op.count
                     state.count_live(op)
                     state.touched[log.id] = log
                     state.add_op(op)
                     if command.erase:
-                        log.erasing.append(ranges)
-                        pieces.append(ranges)
+                        pieces += log.erasing[known:]
                 yield units
             is_done = True
         except TopicsError as error:
@@ -610,14 +638,21 @@ class Appends:
 
     def stage_loss(self, log: TopicLog, count: int, op: Op, reason: str = "source_trim") -> None:
         """Use up one seq for each record that is lost, and announce them as a loss."""
-        loss = (log.next_seq, log.next_seq + count - 1, reason)
-        self.state.add_frame(frames.encode_control(frames.LOSS, log.id, self.state.now_ms, list(loss)))
-        log.stage_loss(loss, op)
-        log.unpublished_losses += (loss,)
+        lost = Lost(log.next_seq, log.next_seq + count - 1, reason)
+        self.state.log(frames.LOSS, log, lost, op)
+        log.unpublished_losses += ((lost.first, lost.last, reason),)
         if log.config.durability == "disk":
             self._raise_ceiling(log)
             op.sync = op.sync or op.head > log.ceiling_synced
         self.state.add_op(op)
+
+    @staticmethod
+    def _apply_loss(log: TopicLog, lost: Lost, op: Op) -> None:
+        log.stage_loss((lost.first, lost.last, lost.reason), op)
+
+    @staticmethod
+    def _apply_erase_done(log: TopicLog, ranges: list[Range], op: Op | None) -> None:
+        log.forget_erasing(ranges)
 
     # -- topics --------------------------------------------------------------------------------------------
 
@@ -650,27 +685,19 @@ class Appends:
         state = self.state
         trims = config.cap_per_tag != log.config.cap_per_tag
         state.reserve(4 * CONTROL_BYTES + (limits.TRIM_RECORDS * RANGE_BYTES if trims else 0))
-        surplus: list[Range] = []
-        if trims:
-            log.trim_from = 0
-            self.trimming[log.id] = log
-            surplus = self._next_surplus(log, config.cap_per_tag)
-        if (log.config.durability == "ephemeral") != (config.durability == "ephemeral") and log.chunks:
-            # Records in RAM and records in the log never share a segment.
-            log.chunks[-1].closed = log.chunks[-1].count > 0
-        log.config = config
+        ceiling = 0  # those of another class must not apply if the class changes back
         if config.durability == "disk":
-            if log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN > log.ceiling:
+            ceiling = log.ceiling
+            if log.next_seq - 1 + limits.SEQ_CEILING_STEP_MIN > ceiling:
                 log.ceiling_base = log.next_seq - 1
-                log.ceiling = log.ceiling_base + limits.SEQ_CEILING_STEP_MIN
-                state.new_seq_ceilings.append((log, log.ceiling))
+                ceiling = log.ceiling_base + limits.SEQ_CEILING_STEP_MIN
+                state.new_seq_ceilings.append((log, ceiling))
         else:
-            # Replay drops the ceilings here too: they must not apply if the class changes back.
-            log.ceiling = log.ceiling_synced = 0
+            log.ceiling_synced = 0
             state.new_seq_ceilings = [entry for entry in state.new_seq_ceilings if entry[0] is not log]
             state.seq_ceilings = [entry for entry in state.seq_ceilings if entry[1] is not log]
-        changed = ConfigChanged(config, log.ceiling, log.next_seq - 1)
-        state.add_frame(frames.encode_control(frames.CONFIG, log.id, state.now_ms, changed))
+        state.log(frames.CONFIG, log, ConfigChanged(config, ceiling, log.next_seq - 1), op)
+        surplus = self._next_surplus(log, config.cap_per_tag) if trims else []
         if surplus:
             self.log_delete(log, surplus, op)
         # A shorter TTL acts at once, and its floor is logged, so that a longer one later brings nothing back. If many records
@@ -681,8 +708,8 @@ class Appends:
             if last >= log.first_seq:
                 state.upkeep.enqueue(log)
         if log.ttl_lost or log.cap_lost:
-            floors = [log.cap_lost, log.ttl_lost]
-            state.add_frame(frames.encode_control(frames.EVICT, log.id, state.now_ms, floors))
+            # The records up to the floors are removed already, or will be by upkeep.
+            state.log_applied(frames.EVICT, log, Floors(log.cap_lost, log.ttl_lost))
         if config.discard == "old" and (
             (config.cap_records and log.count > config.cap_records)
             or (config.cap_bytes and log.bytes > config.cap_bytes)
@@ -691,6 +718,19 @@ class Appends:
         state.count_live(op)
         state.touched[log.id] = log
         state.add_op(op)
+
+    def _apply_config(self, log: TopicLog, changed: ConfigChanged, op: Op) -> None:
+        self._note_missing(log, changed.head + 1)
+        config = changed.config
+        was_ram, is_ram = log.config.durability == "ephemeral", config.durability == "ephemeral"
+        if was_ram != is_ram and log.chunks and log.chunks[-1].count:
+            # Records in RAM and records in the log never share a segment.
+            log.chunks[-1].closed = True
+        if config.cap_per_tag != log.config.cap_per_tag:  # the deletes by the trim follow in the log
+            log.trim_from = 0
+            self.trimming[log.id] = log
+        log.config = op.config = config
+        log.ceiling = changed.ceiling
 
     def _drop_topic(self, token: object, command: cmd.DropTopic) -> None:
         state = self.state
@@ -714,7 +754,8 @@ class Appends:
     def stage_drop(self, log: TopicLog, op: Op) -> None:
         """Stage the drop of a topic. What features log because of it is in the same envelope."""
         state = self.state
-        state.add_frame(frames.encode_control(frames.TOPIC_DELETE, log.id, state.now_ms, None))
+        # Not applied: a replay drops the topic before it begins.
+        state.log_applied(frames.TOPIC_DELETE, log, None)
         log.dropped = op.dropped = True
         del state.staged[log.name]
         state.bytes_live -= log.bytes

@@ -36,6 +36,8 @@ class ShardEvents:
     copies_readable: list[Callable[[TopicLog, int], None]] = field(
         default_factory=list
     )  # for a forward, by its uid
+    # Replay: records of these seqs, first and last, were never logged.
+    records_missing: list[Callable[[TopicLog, int, int], None]] = field(default_factory=list)
     checked: list[Callable[[], None]] = field(default_factory=list)  # asserts a feature's own invariants
     # A commit failed: the shard is read-only for this reason, and the staged state is that of the readers.
     failed: list[Callable[[str], None]] = field(default_factory=list)

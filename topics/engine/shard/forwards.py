@@ -68,6 +68,16 @@ class Forwards:
             fwd.CloseInflow: self._close_inflow,
             fwd.TakeCopies: self._take_copies,
         }
+        state.appliers |= {
+            frames.FORWARD_PUT: self.store_forward,
+            frames.FORWARD_DELETE: self._apply_forward_delete,
+            frames.OUTFLOW_OPEN: self._apply_outflow_open,
+            frames.OUTFLOW_CLOSE: self._apply_outflow_close,
+            frames.INFLOW_OPEN: self._apply_inflow_open,
+            frames.INFLOW_CLOSE: self._apply_inflow_close,
+            frames.COPIED: self._apply_copied,
+            frames.EPOCH: self._apply_epoch,
+        }
         self._inner_drop_topic = state.wrap(cmd.DropTopic, self._check_drop_topic)
         state.events.topic_created.append(self._attach_outflows)
         state.events.topic_dropped.append(self._topic_dropped)
@@ -91,17 +101,18 @@ class Forwards:
         state.check_writable()
         state.reserve(4 * CONTROL_BYTES + 512 * (1 + len(command.forward.filter)))
         forward = command.forward
-        state.add_frame(frames.encode_control(frames.FORWARD_PUT, 0, state.now_ms, forward))
-        self.store_forward(forward)
+        state.log_of_shard(frames.FORWARD_PUT, forward)
         state.add_op(Op(self._no_topic, token, fwd.ForwardPut(forward), sync=True))
 
     def _drop_forward(self, token: object, command: fwd.DropForward) -> None:
         state = self.state
         state.check_writable()
         state.reserve(CONTROL_BYTES)
-        state.add_frame(frames.encode_control(frames.FORWARD_DELETE, 0, state.now_ms, command.uid))
-        self.catalog.pop(command.uid, None)
+        state.log_of_shard(frames.FORWARD_DELETE, command.uid)
         state.add_op(Op(self._no_topic, token, fwd.ForwardDropped(command.uid), sync=True))
+
+    def _apply_forward_delete(self, uid: int) -> None:
+        self.catalog.pop(uid, None)
 
     def store_forward(self, forward: fwd.Forward) -> None:
         self.catalog[forward.uid] = forward
@@ -130,14 +141,16 @@ class Forwards:
         else:
             starts = known.starts
         opened = OutflowOpen(forward, [(topic_id, *start) for topic_id, start in starts.items()])
-        state.add_frame(frames.encode_control(frames.OUTFLOW_OPEN, 0, state.now_ms, opened))
-        self.store_outflow(OutflowRow(forward, opened.starts))
+        state.log_of_shard(frames.OUTFLOW_OPEN, opened)
         for log in logs:
             log.outflows = tuple(sorted((*log.outflows, forward.uid)))
             if not forward.is_pattern:
                 self.copies_due[log.id] = log
         op.result = fwd.OutflowOpened(forward.uid, made)
         state.add_op(op)
+
+    def _apply_outflow_open(self, opened: OutflowOpen) -> None:
+        self.store_outflow(OutflowRow(opened.forward, opened.starts))
 
     def _sources_of(self, forward: fwd.Forward) -> list[TopicLog]:
         """The topics of this shard that a forward copies, with their deferred replay applied."""
@@ -171,16 +184,12 @@ class Forwards:
         state.reserve(2 * CONTROL_BYTES)
         log = state.staged.get(command.source)
         op = Op(log if log is not None else self._no_topic, token, fwd.OutflowClosed(command.uid), sync=True)
-        self._log_outflow_close(command.uid)
+        state.log_of_shard(frames.OUTFLOW_CLOSE, command.uid)
         if command.undo:
             self._undo_topic(command.source, op)
         state.add_op(op)
 
-    def _log_outflow_close(self, uid: int) -> None:
-        self.state.add_frame(frames.encode_control(frames.OUTFLOW_CLOSE, 0, self.state.now_ms, uid))
-        self.remove_outflow(uid)
-
-    def remove_outflow(self, uid: int) -> None:
+    def _apply_outflow_close(self, uid: int) -> None:
         outflow = self.outflows.pop(uid, None)
         if outflow is None:
             return
@@ -229,7 +238,7 @@ class Forwards:
                     state.loader(log)
             if log.config.durability in lowered:
                 base = head_of(log)
-                add_epoch(log.epochs, base)
+                self._apply_epoch(log, base, None)  # the frame is part of the log file that recovery begins
                 state.touched[log.id] = log
                 epoch_frames.append(frames.encode_control(frames.EPOCH, log.id, state.now_ms, base))
             if log.outflows and self._may_have_copies(log):
@@ -318,11 +327,8 @@ class Forwards:
             self.appends.check_creation(command.topic, config)
             log = op.log = self.appends.create(command.topic, config)
             op.config = config
-        inflows = log.inflows = log.inflows if log.inflows is not None else {}
-        if command.uid not in inflows:
-            inflows[command.uid] = Inflow(command.name, command.source)
-            opened = InflowOpen(command.uid, command.name, command.source)
-            state.add_frame(frames.encode_control(frames.INFLOW_OPEN, log.id, state.now_ms, opened))
+        if command.uid not in (log.inflows or {}):
+            state.log(frames.INFLOW_OPEN, log, InflowOpen(command.uid, command.name, command.source))
         state.touched[log.id] = log
         state.add_op(op)
 
@@ -332,13 +338,31 @@ class Forwards:
         state.reserve(2 * CONTROL_BYTES)
         log = state.for_write(command.topic)
         op = Op(log or self._no_topic, token, fwd.InflowClosed(command.uid), sync=True)
-        if log is not None and log.inflows is not None and log.inflows.pop(command.uid, None) is not None:
-            log.inflows = log.inflows or None
-            state.add_frame(frames.encode_control(frames.INFLOW_CLOSE, log.id, state.now_ms, command.uid))
+        if log is not None and command.uid in (log.inflows or {}):
+            state.log(frames.INFLOW_CLOSE, log, command.uid)
             state.touched[log.id] = log
         if command.undo:
             self._undo_topic(command.topic, op)
         state.add_op(op)
+
+    @staticmethod
+    def _apply_inflow_open(log: TopicLog, opened: InflowOpen, op: Op | None) -> None:
+        log.inflows = {**(log.inflows or {}), opened.uid: Inflow(opened.name, opened.source)}
+
+    @staticmethod
+    def _apply_inflow_close(log: TopicLog, uid: int, op: Op | None) -> None:
+        log.inflows = {other: flow for other, flow in (log.inflows or {}).items() if other != uid} or None
+
+    @staticmethod
+    def _apply_copied(log: TopicLog, copied: Copied, op: Op | None) -> None:
+        inflow = (log.inflows or {}).get(copied.uid)
+        if inflow is not None:
+            inflow.total = copied.total
+            inflow.set_mark(copied.source_id, copied.epoch, copied.seq)
+
+    @staticmethod
+    def _apply_epoch(log: TopicLog, base: int, op: Op | None) -> None:
+        add_epoch(log.epochs, base)
 
     def _undo_topic(self, name: str, op: Op) -> None:
         """Drop a topic that was created for a forward that is then refused, unless it has been used since."""
@@ -397,7 +421,7 @@ class Forwards:
         ended = {uid for uid, _ in ending}
         for uid in log.outflows:
             if uid in ended:
-                self._log_outflow_close(uid)
+                self.state.log_of_shard(frames.OUTFLOW_CLOSE, uid)
             else:
                 self.outflows[uid].starts.pop(log.id, None)
         log.outflows = ()
@@ -430,11 +454,8 @@ class Forwards:
             return
         last = self._stage_copies(log, runs, lost)
         count = sum(len(run.seqs) for run in runs)
-        inflow.total += count
         state.counters["copies"] = state.counters.get("copies", 0) + count
-        inflow.set_mark(copies.source_id, epoch, upto)
-        copied = Copied(uid, copies.source_id, epoch, upto, inflow.total)
-        state.add_frame(frames.encode_control(frames.COPIED, log.id, state.now_ms, copied))
+        state.log(frames.COPIED, log, Copied(uid, copies.source_id, epoch, upto, inflow.total + count))
         state.touched[log.id] = log
         result.mark, result.total = upto, inflow.total
         if last is None:
@@ -448,9 +469,7 @@ class Forwards:
         inflow = log.inflows[uid]
         if source_id in inflow.marks:
             state.reserve(CONTROL_BYTES)
-            inflow.set_mark(source_id, 0, GONE)
-            copied = Copied(uid, source_id, 0, GONE, inflow.total)
-            state.add_frame(frames.encode_control(frames.COPIED, log.id, state.now_ms, copied))
+            state.log(frames.COPIED, log, Copied(uid, source_id, 0, GONE, inflow.total))
             state.touched[log.id] = log
         state.add_op(Op(log, token, fwd.CopiesTaken(uid, source_id, 0, total=inflow.total)))
 

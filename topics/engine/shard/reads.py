@@ -19,10 +19,10 @@ from topics.api.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.commands import topics as cmd
 from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.shard.long_commands import Work
-from topics.engine.shard.state import CONTROL_BYTES, Postpone, ShardState, Waiter, as_ranges
+from topics.engine.shard.state import Postpone, ShardState, Waiter, as_ranges
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.storage import frames
-from topics.engine.storage.control import Deletion
+from topics.engine.storage.control import Deletion, Lost
 from topics.engine.storage.index import SMALL, Chunk
 from topics.engine.storage.segments import BLOCK_BYTES
 from topics.engine.topic.log import Loss, Op, Range, TopicLog
@@ -142,11 +142,7 @@ class Reads:
         state.counters["corrupt"] = state.counters.get("corrupt", 0) + len(rows)
         for first, last in as_ranges([chunk.first_seq + row for row in rows]):
             op = Op(log)
-            if state.read_only is None and state.has_room(CONTROL_BYTES):
-                state.add_frame(
-                    frames.encode_control(frames.LOSS, log.id, state.now_ms, [first, last, "corrupt"])
-                )
-            log.stage_loss((first, last, "corrupt"), op)
+            state.log_if_room(frames.LOSS, log, Lost(first, last, "corrupt"), op)
             state.count_live(op)
             log.publish_now(op)
         state.touched[log.id] = log
@@ -155,10 +151,7 @@ class Reads:
         """Delete records whose bytes were erased: they were deleted, though no other trace of that is left."""
         state = self.state
         op = Op(log)
-        if state.read_only is None and state.has_room(CONTROL_BYTES + len(ranges) * CONTROL_BYTES):
-            deletion = Deletion(ranges, False)
-            state.add_frame(frames.encode_control(frames.DELETE, log.id, state.now_ms, deletion))
-        log.stage_delete(ranges, op)
+        state.log_if_room(frames.DELETE, log, Deletion(ranges), op)
         state.count_live(op)
         log.publish_now(op)
 

@@ -2,7 +2,7 @@
 
 Commands are decided on the staged state. What they stage is in `frames` (the bytes of the next log entry), `ops` (changes to
 publish once that entry is written, or synced) and `ready` (replies that wait for neither); the engine commits. Features handle
-the commands: they register in `handlers` and `events`, and the state knows none of them.
+the commands: they register in `handlers`, `appliers` and `events`, and the state knows none of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from topics.engine.shard.events import ShardEvents
 from topics.engine.shard.long_commands import LongCommand, LongCommands
 from topics.engine.shard.topic_upkeep import Upkeep, UpkeepPending
 from topics.engine.storage import frames
-from topics.engine.storage.control import TimeCeiling
+from topics.engine.storage.control import TimeCeiling, TopicCreated
 from topics.engine.topic.log import Op, Range, TopicLog
 
 # Cost of removing expired records: per step, per record with its own TTL, per record with a tag.
@@ -62,6 +62,9 @@ class EraseRequest:
 
 
 Handler: TypeAlias = Callable[[object, Any], None]
+# Applies a frame to the staged state: of a topic (the topic, the payload, and an op for what readers will see of it), or of
+# the shard (the payload alone).
+Applier: TypeAlias = Callable[..., None]
 
 
 class Postpone(Exception):
@@ -141,6 +144,7 @@ class ShardState:
         self.erasers: list[Callable[[TopicLog], Callable[[], None]]] = []
         self._command: cmd.Command | None = None  # being handled
         self.handlers: dict[type, Handler] = {}  # by command type; features add theirs
+        self.appliers: dict[int, Applier] = {}  # by kind of frame; features add theirs
         self.long = LongCommands(self._before_slice, self._handle_error)
 
     # -- turns and groups ----------------------------------------------------------------------------------
@@ -160,8 +164,9 @@ class ShardState:
             return False
 
     def stage_time_ceiling(self, ceiling_ms: int) -> None:
+        # Not applied: a start continues from the latest of these, all others do nothing.
         value = TimeCeiling(ceiling_ms, self.now_ms, self.clock.mono_ms, self._boot_id)
-        self.add_frame(frames.encode_control(frames.TIME_CEILING, 0, self.now_ms, value))
+        self.log_applied(frames.TIME_CEILING, None, value)
         self.time_ceiling_ms = self._new_time_ceiling = ceiling_ms
 
     def begin_group(self, file_number: int, frame_offset: int, room_bytes: int) -> None:
@@ -287,6 +292,28 @@ class ShardState:
             if meta is None or (meta.first_seq, meta.generation) != (first_seq, generation):
                 return True
         return False
+
+    def log(self, kind: int, log: TopicLog, payload: object, op: Op | None = None) -> None:
+        """Log a change of a topic and apply it to the staged state, with the function that replay uses, too."""
+        self.log_applied(kind, log, payload)
+        self.appliers[kind](log, payload, op)
+
+    def log_of_shard(self, kind: int, payload: object) -> None:
+        """Log a change that concerns no topic and apply it."""
+        self.log_applied(kind, None, payload)
+        self.appliers[kind](payload)
+
+    def log_if_room(self, kind: int, log: TopicLog, payload: object, op: Op) -> None:
+        """Apply a change of a topic that does not depend on the log: without the frame, the next start makes it again."""
+        frame = frames.encode_control(kind, log.id, self.now_ms, payload)
+        if self.read_only is None and self.has_room(len(frame)):
+            self.add_frame(frame)
+        self.appliers[kind](log, payload, op)
+
+    def log_applied(self, kind: int, log: TopicLog | None, payload: object) -> None:
+        """Only log a change, for those whose effect now is not that of a replay. Each caller says why."""
+        topic_id = log.id if log is not None else 0
+        self.add_frame(frames.encode_control(kind, topic_id, self.now_ms, payload))
 
     def add_frame(self, frame: bytes) -> None:
         self.frames.append(frame)
@@ -550,6 +577,14 @@ class ShardState:
     def check_writable(self) -> None:
         if self.read_only is not None:
             raise ShardReadOnly(self.read_only)
+
+    def create_topic(self, topic_id: int, created: TopicCreated) -> TopicLog:
+        """Add a topic to the staged state, live and in replay."""
+        log = self.new_log(topic_id, created.name, created.config)
+        log.ceiling = created.ceiling
+        self.next_id = max(self.next_id, topic_id + ID_STEP)
+        self.staged[log.name] = self.by_id[topic_id] = log
+        return log
 
     def new_log(self, topic_id: int, name: str, config: TopicConfig) -> TopicLog:
         return TopicLog(

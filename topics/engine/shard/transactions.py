@@ -20,8 +20,6 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, TypeAlias
 
-import msgspec
-
 from topics.api import limits
 from topics.api.config import TopicConfig
 from topics.api.errors import (
@@ -67,12 +65,6 @@ from topics.engine.topic.transactions import (
     transaction_id,
 )
 
-ENTRY_TYPES: dict[int, type] = {
-    frames.TXN_OPENED: Opened,
-    frames.TXN_DECIDED: Decided,
-    frames.TXN_ADVANCED: Advanced,
-    frames.TXN_ENDED: int,
-}
 NEVER_MS = 1 << 62
 STAGE_KIND = "stage"  # job kind: these may take long and have their own thread
 REPORTED_MAX = 20  # parts listed in an error, and chunks per part
@@ -106,6 +98,12 @@ class Transactions:
             txc.CommitTransaction: self._commit_transaction,
             txc.AbortTransaction: self._abort_transaction,
         }
+        state.appliers |= {
+            frames.TXN_OPENED: self._apply_opened,
+            frames.TXN_DECIDED: self._apply_decided,
+            frames.TXN_ADVANCED: self._apply_advanced,
+            frames.TXN_ENDED: self._apply_ended,
+        }
         state.task_owners.append(self)
         state.erasers.append(self._eraser)
         state.busy.append(self.is_busy)
@@ -130,13 +128,12 @@ class Transactions:
         created = log is None
         if log is None:
             log = self.appends.create(command.topic, config)
-        if log.transactions is None:
-            log.transactions = TopicTransactions()
-        number = log.transactions.number + 1
+        number = known.number + 1 if known is not None else 1
         ttl_ms = min(max(command.ttl_ms, limits.TXN_TTL_MS_MIN), limits.TXN_TTL_MS_MAX)
         opened = Opened(txn_id, number, command.producer, command.batch, ttl_ms)
         self.log_entry(log, frames.TXN_OPENED, opened)
-        self._add_transaction(log.transactions.note_opened(log, opened))
+        assert log.transactions is not None
+        self._add_transaction(log.transactions.open[txn_id])
         result = txc.TransactionState(log.name, txn_id, "open", created=created)
         op = Op(log, token, result, sync=created or config.durability == "fsync")
         if created:
@@ -175,7 +172,6 @@ class Transactions:
             self.state.reserve(2 * CONTROL_BYTES)
             opened = Opened(txn_id, txn.number, txn.producer, txn.batch, ttl_ms)
             self.log_entry(log, frames.TXN_OPENED, opened)
-            known.note_opened(log, opened)
         self._renew(txn)
         state: txc.TransactionStatus = "committing" if txn.decision is not None else "open"
         result = txc.TransactionState(log.name, txn_id, state, progress=txn.progress)
@@ -327,15 +323,35 @@ class Transactions:
     # -- bookkeeping ---------------------------------------------------------------------------------------
 
     def log_entry(self, log: TopicLog, kind: int, entry: object) -> None:
-        self.state.add_frame(frames.encode_control(kind, log.id, self.state.now_ms, entry))
+        self.state.log(kind, log, entry)
         self.state.touched[log.id] = log
+
+    @staticmethod
+    def _apply_opened(log: TopicLog, opened: Opened, op: Op | None) -> None:
+        if log.transactions is None:
+            log.transactions = TopicTransactions()
+        log.transactions.note_opened(log, opened)
+
+    @staticmethod
+    def _apply_decided(log: TopicLog, decided: Decided, op: Op | None) -> None:
+        if log.transactions is not None:
+            log.transactions.note_decided(decided)
+
+    @staticmethod
+    def _apply_advanced(log: TopicLog, advanced: Advanced, op: Op | None) -> None:
+        if log.transactions is not None:
+            log.transactions.note_advanced(advanced)
+
+    @staticmethod
+    def _apply_ended(log: TopicLog, txn_id: int, op: Op | None) -> None:
+        if log.transactions is not None:
+            log.transactions.note_ended(txn_id)
 
     def end_transaction(self, txn: Transaction) -> None:
         """End a transaction without a commit: answer its waiting requests and remove its file."""
         log = txn.log
         assert log.transactions is not None
         self.log_entry(log, frames.TXN_ENDED, txn.id)
-        log.transactions.note_ended(txn.id)
         self.answer_all(txn, TransactionNotFound(log.name, txn.id))
         self.with_work[txn] = None
 
@@ -599,7 +615,6 @@ class Transactions:
         self.staged_bytes += len(entry)
         txn.order = chosen
         decision = Decision(end, len(chosen), records, size)
-        txn.decide(decision)
         state.bytes_reserved += size
         self.log_entry(log, frames.TXN_DECIDED, Decided(txn.id, decision))
         yield WaitSynced(0)
@@ -768,12 +783,12 @@ class Transactions:
         entry = Advanced(
             txn.id, False, done, decision.first_seq, decision.last_seq, count, size, self.state.now_ms, []
         )
-        # Records of an ephemeral topic are not in the log: a restart must append them again, so no progress is logged.
-        is_logged = txn.log.config.durability != "ephemeral"
-        if is_logged:
+        if txn.log.config.durability != "ephemeral":
             self.log_entry(txn.log, frames.TXN_ADVANCED, entry)
-        assert txn.log.transactions is not None
-        txn.log.transactions.note_advanced(entry, is_logged=is_logged)
+        else:
+            # Its records are not in the log: a restart must append them again, so no progress is logged.
+            assert txn.log.transactions is not None
+            txn.log.transactions.note_advanced(entry, is_logged=False)
 
     def _end_committed(
         self, txn: Transaction, first_seq: int, last_seq: int, count: int, done: int, size: int
@@ -786,9 +801,10 @@ class Transactions:
         assert known is not None
         forgotten = known.evictable_producers(txn.producer, state.now_ms) or []
         entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, state.now_ms, forgotten)
+        ended = known.ended_by(txn)
         self.log_entry(log, frames.TXN_ADVANCED, entry)
         waiter, txn.commit_waiters = txn.commit_waiters, []
-        for over in known.note_advanced(entry):
+        for over in ended:
             if over is not txn:
                 self.answer_all(over, TransactionNotFound(log.name, over.id))
             self.with_work[over] = None
@@ -829,11 +845,6 @@ class Transactions:
         self.timer_ms = next_ms
 
     # -- start, erase, failure -----------------------------------------------------------------------------
-
-    def replay_transaction(self, log: TopicLog, kind: int, payload: bytes) -> None:
-        if log.transactions is None:
-            log.transactions = TopicTransactions()
-        log.transactions.replay(log, msgspec.msgpack.decode(payload, type=ENTRY_TYPES[kind]))
 
     def _recovered(self, salt: int) -> None:
         """Continue decided commits, keep open transactions, and remove all other transaction files.

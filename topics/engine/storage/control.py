@@ -220,7 +220,7 @@ class Scope(Enum):
     TOPIC = "topic"
 
 
-class Replay(Enum):
+class ReplayOrder(Enum):
     """When a frame of a topic whose rows are not loaded is replayed."""
 
     DEFERRED = "deferred"  # perhaps only when the topic is first used, after the frames before it
@@ -231,7 +231,7 @@ class Replay(Enum):
 class FrameKind:
     """What frames of one number are."""
 
-    def __init__(self, number: int, name: str, payload: Any, scope: Scope, replay: Replay) -> None:
+    def __init__(self, number: int, name: str, payload: Any, scope: Scope, replay: ReplayOrder) -> None:
         self.number = number
         self.name = name
         self.payload = payload  # type of the MessagePack payload; None: a record
@@ -241,7 +241,11 @@ class FrameKind:
 
 
 def _kind(
-    number: int, name: str, payload: Any, scope: Scope = Scope.TOPIC, replay: Replay = Replay.DEFERRED
+    number: int,
+    name: str,
+    payload: Any,
+    scope: Scope = Scope.TOPIC,
+    replay: ReplayOrder = ReplayOrder.DEFERRED,
 ) -> tuple[int, FrameKind]:
     return number, FrameKind(number, name, payload, scope, replay)
 
@@ -249,13 +253,15 @@ def _kind(
 KINDS: dict[int, FrameKind] = dict(
     (
         _kind(frames.APPEND, "append", None),
-        _kind(frames.TOPIC_CREATE, "topic-create", TopicCreated, replay=Replay.AT_ONCE),
-        _kind(frames.TOPIC_DELETE, "topic-delete", None, replay=Replay.AT_ONCE),
+        _kind(frames.TOPIC_CREATE, "topic-create", TopicCreated, replay=ReplayOrder.AT_ONCE),
+        _kind(frames.TOPIC_DELETE, "topic-delete", None, replay=ReplayOrder.AT_ONCE),
         _kind(frames.FORWARD_PUT, "forward-put", Forward, Scope.SHARD),
         _kind(frames.FORWARD_DELETE, "forward-delete", int, Scope.SHARD),
         _kind(frames.DELETE, "delete", Deletion),
         _kind(frames.EVICT, "evict", Floors),
-        _kind(frames.CONFIG, "config", ConfigChanged, replay=Replay.LOADED),  # deferring depends on the class
+        _kind(
+            frames.CONFIG, "config", ConfigChanged, replay=ReplayOrder.LOADED
+        ),  # deferring depends on the class
         _kind(frames.LEASE, "lease", Event),
         _kind(frames.SEQ_CEILING, "seq-ceiling", int),
         _kind(frames.TIME_CEILING, "time-ceiling", TimeCeiling, Scope.SHARD),
@@ -270,15 +276,15 @@ KINDS: dict[int, FrameKind] = dict(
         _kind(frames.OUTFLOW_OPEN, "outflow-open", OutflowOpen, Scope.SHARD),
         _kind(frames.OUTFLOW_CLOSE, "outflow-close", int, Scope.SHARD),
         # Not deferred: a forward that is missing in its topic is treated as ended.
-        _kind(frames.INFLOW_OPEN, "inflow-open", InflowOpen, replay=Replay.AT_ONCE),
-        _kind(frames.INFLOW_CLOSE, "inflow-close", int, replay=Replay.AT_ONCE),
-        _kind(frames.COPIED, "copied", Copied, replay=Replay.AT_ONCE),
-        _kind(frames.EPOCH, "epoch", int, replay=Replay.AT_ONCE),
+        _kind(frames.INFLOW_OPEN, "inflow-open", InflowOpen, replay=ReplayOrder.AT_ONCE),
+        _kind(frames.INFLOW_CLOSE, "inflow-close", int, replay=ReplayOrder.AT_ONCE),
+        _kind(frames.COPIED, "copied", Copied, replay=ReplayOrder.AT_ONCE),
+        _kind(frames.EPOCH, "epoch", int, replay=ReplayOrder.AT_ONCE),
         _kind(frames.SEGMENT_MERGE, "segment-merge", Merged),
-        _kind(frames.TXN_OPENED, "txn-opened", Opened, replay=Replay.AT_ONCE),
-        _kind(frames.TXN_DECIDED, "txn-decided", Decided, replay=Replay.AT_ONCE),
-        _kind(frames.TXN_ADVANCED, "txn-advanced", Advanced, replay=Replay.AT_ONCE),
-        _kind(frames.TXN_ENDED, "txn-ended", int, replay=Replay.AT_ONCE),
+        _kind(frames.TXN_OPENED, "txn-opened", Opened, replay=ReplayOrder.AT_ONCE),
+        _kind(frames.TXN_DECIDED, "txn-decided", Decided, replay=ReplayOrder.AT_ONCE),
+        _kind(frames.TXN_ADVANCED, "txn-advanced", Advanced, replay=ReplayOrder.AT_ONCE),
+        _kind(frames.TXN_ENDED, "txn-ended", int, replay=ReplayOrder.AT_ONCE),
     )
 )
 

@@ -69,6 +69,7 @@ class Op:
         False  # changes nothing that readers see, so it need not wait for earlier ops of the topic
     )
     dead_letters: int = 0  # dead letters up to this number may be sent once it is published
+    logged_ms: int = 0  # in replay: when the change was logged
     expiry: bool = False  # expired records, queued behind ops that are not published yet
 
     def __init__(
@@ -511,7 +512,7 @@ class TopicLog(TopicRows):
         return ranges
 
     def forget_erasing(self, done: list[Range]) -> None:
-        """Replay: the bytes of these ranges are erased, however they were split in the log."""
+        """The bytes of these ranges are erased, however they were split in the log."""
         firsts = [first for first, _ in done]
 
         def is_done(first: int, last: int) -> bool:

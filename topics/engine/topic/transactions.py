@@ -14,7 +14,7 @@ Batches of a producer are committed in ascending order, so keeping the last one 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import xxhash
@@ -164,20 +164,6 @@ class TopicTransactions(Generic[LogT]):
         producers = [msgspec.structs.replace(producer) for producer in self.producers.values()]
         return TransactionsRow(self.number, producers, [txn.row() for txn in self.open.values()])
 
-    def replay(self, log: LogT, entry: Any) -> None:
-        """Apply a log frame."""
-        match entry:
-            case Opened():
-                self.note_opened(log, entry)
-            case Decided():
-                txn = self.open.get(entry.txn)
-                if txn is not None:
-                    txn.decide(entry.decision)
-            case Advanced():
-                self.note_advanced(entry)
-            case int():
-                self.note_ended(entry)
-
     def note_opened(self, log: LogT, opened: Opened) -> OpenTransaction[LogT]:
         known = self.open.get(opened.txn)
         if known is not None and known.number == opened.number:
@@ -188,6 +174,11 @@ class TopicTransactions(Generic[LogT]):
         self.number = max(self.number, txn.number)
         return txn
 
+    def note_decided(self, decided: Decided) -> None:
+        txn = self.open.get(decided.txn)
+        if txn is not None:
+            txn.decide(decided.decision)
+
     def note_ended(self, txn_id: int) -> OpenTransaction[LogT] | None:
         """The transaction has ended, committed or not; its file may be removed."""
         txn = self.open.pop(txn_id, None)
@@ -196,18 +187,17 @@ class TopicTransactions(Generic[LogT]):
             self.ended[txn.number] = txn
         return txn
 
-    def note_advanced(self, entry: Advanced, *, is_logged: bool = True) -> list[OpenTransaction[LogT]]:
-        """Apply progress; returns the transactions it ends: its own, and open ones of the producer's earlier batches."""
+    def note_advanced(self, entry: Advanced, *, is_logged: bool = True) -> None:
         txn = self.open.get(entry.txn)
         if txn is None:
-            return []
+            return
         decision = txn.decision
         if decision is not None:
             decision.done, decision.count, decision.size_done = entry.done, entry.count, entry.size_done
             decision.first_seq, decision.last_seq = entry.first_seq, entry.last_seq
             txn.logged = _copy(decision) if is_logged else txn.logged
         if not entry.ended:
-            return []
+            return
         for name in entry.forgotten:
             gone = self.producers.pop(name, None)
             if gone is not None:
@@ -215,14 +205,16 @@ class TopicTransactions(Generic[LogT]):
         self._set_producer(
             Producer(txn.producer, txn.batch, entry.first_seq, entry.last_seq, entry.count, entry.at_ms)
         )
-        over = [
+        for other in self.ended_by(txn):
+            self.note_ended(other.id)
+
+    def ended_by(self, txn: OpenTransaction[LogT]) -> list[OpenTransaction[LogT]]:
+        """The transactions that the commit of one ends: itself, and open ones of the producer's earlier batches."""
+        return [
             other
             for other in self.open.values()
             if other.producer == txn.producer and other.batch <= txn.batch
         ]
-        for other in over:
-            self.note_ended(other.id)
-        return over
 
     def _set_producer(self, producer: Producer) -> None:
         before = self.producers.get(producer.name)

@@ -145,10 +145,7 @@ def finish_erase(shard: Shard, request: EraseRequest) -> Steps:
     log = request.log
     if not shard.state.has_room(len(request.ranges) * RANGE_BYTES + CONTROL_BYTES):
         raise OSError(ENOSPC, "no room in the log")
-    log.erasing = [ranges for ranges in log.erasing if ranges is not request.ranges]
-    shard.state.add_frame(
-        frames.encode_control(frames.ERASE_DONE, log.id, shard.state.now_ms, request.ranges)
-    )
+    shard.state.log(frames.ERASE_DONE, log, request.ranges)
     yield WaitSynced(0)
     shard.state.counters["erases"] += 1
     if request.token is not None:

@@ -17,6 +17,7 @@ from topics.engine.reading.reader import Reader
 from topics.engine.shard.shard import Shard
 from topics.engine.shard.state import as_ranges
 from topics.engine.storage import frames
+from topics.engine.storage.control import Lost
 from topics.engine.storage.delete_marks import read_deleted
 from topics.engine.storage.files import HEADER_BYTES, header, read_file, read_range, write_whole, xxh
 from topics.engine.storage.index import Chunk
@@ -421,20 +422,16 @@ class Loader:
         """Record a range of seqs as lost, for readers to see. During recovery it is logged at the end."""
         if log.stored is not None and first < log.next_seq:
             self.load(log)
-        op = Op(log)
-        log.stage_loss((first, last, reason), op)
-        self._shard.state.count_live(op)
-        log.publish_now(op)
-        self._shard.state.touched[log.id] = log
-        self._report.losses.append((log.name, first, last, reason))
+        op, state = Op(log), self._shard.state
         if self._recovered:
-            frame = frames.encode_control(
-                frames.LOSS, log.id, self._shard.state.now_ms, [first, last, reason]
-            )
-            if self._shard.state.read_only is None and self._shard.state.has_room(len(frame)):
-                self._shard.state.add_frame(frame)
+            state.log_if_room(frames.LOSS, log, Lost(first, last, reason), op)
         else:
+            log.stage_loss((first, last, reason), op)
             self._losses.append((log.id, first, last, reason))
+        state.count_live(op)
+        log.publish_now(op)
+        state.touched[log.id] = log
+        self._report.losses.append((log.name, first, last, reason))
 
     def loss_frames(self) -> list[bytes]:
         """Log frames for the losses found during recovery."""

@@ -57,6 +57,7 @@ from topics.engine.upkeep.checkpoint import LATCH_FILE, Checkpointer, ShardRow, 
 from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport
 from topics.engine.upkeep.replay import Lsns, Replay, decode
+from topics.engine.upkeep.segment_swaps import SegmentSwaps
 
 SMALL_FILE_ROOM = 64 * limits.KIB  # free space in a log file on a full disk: enough for hundreds of deletes
 FILE_OVERHEAD_BYTES = 16 * limits.KIB  # file system blocks of a file in addition to its contents
@@ -119,7 +120,8 @@ class Recovery:
         self._missing_start: str | None = None  # file and offset of a damaged first entry that was synced
         self._emptied: list[str] = []  # log files that have lost all of their entries
         self.loader = self._loader = Loader(disk, shard, reader, checkpointer, config, self.report, cold)
-        self._replayer = Replay(disk, shard, reader, checkpointer, self._loader, self.report)
+        self._replayer = Replay(shard.state, checkpointer, self._loader, self.report)
+        self.swaps = SegmentSwaps(disk, shard.state, reader, checkpointer, self._loader, self.report)
         shard.state.loader = self._loader.load
 
     def steps(self) -> Generator[float, None, None]:

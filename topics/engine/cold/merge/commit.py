@@ -161,8 +161,8 @@ class MergeCommitter:
         frame = frames.encode_control(frames.SEGMENT_MERGE, log.id, shard.state.now_ms, merged)
         if not shard.state.has_room(len(frame)):
             raise OSError(ENOSPC, "no room in the log")
+        # Not applied: the rows are in memory here. Before any yield: a checkpoint that starts now must see the new segments.
         shard.state.add_frame(frame)
-        # Before any yield: a checkpoint that starts now must see the new segments.
         self._swap(plan, merged, prepared, is_fresh=log.flag_changes == changes)
         yield WaitSynced(0)
 

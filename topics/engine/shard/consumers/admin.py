@@ -68,6 +68,7 @@ class Consumers:
             con.GetConsumer: self._get_consumer,
             con.ListConsumers: self._list_consumers,
         }
+        state.appliers |= {frames.CONSUMER_PUT: self._apply_put, frames.CONSUMER_DELETE: self._apply_delete}
         self._inner_state = state.wrap(cmd.State, self._state_of_queue)
         self._inner_put_topic = state.wrap(cmd.PutTopic, self._put_topic_with_consumers)
         # Consumers with an inactivity TTL, by timer number.
@@ -122,8 +123,9 @@ class Consumers:
         state.reserve(CONFIG_BYTES + len(initial_seqs) * RANGE_BYTES)
         created_ms = state.now_ms if known is None else known.created_ms
         stored = ConsumerStored(name, config, cursor, initial_seqs, created_ms)
-        state.add_frame(frames.encode_control(frames.CONSUMER_PUT, log.id, state.now_ms, stored))
-        consumer = self.store_consumer(log, stored)
+        state.log(frames.CONSUMER_PUT, log, stored)
+        consumer = _named(log, name)
+        assert consumer is not None
         consumer.active_ms = state.now_ms
         self._set_idle_timer(log, consumer)
         self.claims.wake_claims(log, consumer)
@@ -151,8 +153,11 @@ class Consumers:
         if consumer.dropped:
             raise ConsumerNotFound(log.name, consumer.name)
 
+    def _apply_put(self, log: TopicLog, stored: ConsumerStored, op: Op | None) -> None:
+        self.store_consumer(log, stored)
+
     def store_consumer(self, log: TopicLog, stored: ConsumerStored) -> Consumer:
-        """Create or change a consumer, live or in replay."""
+        """Create or change a consumer."""
         if log.consumers is None:
             log.consumers = TopicConsumers()
         log.consumers.changes += 1
@@ -280,9 +285,7 @@ class Consumers:
     def _end_consumer(self, log: TopicLog, consumer: Consumer, token: object, result: object) -> None:
         state = self.state
         state.reserve(CONTROL_BYTES + len(consumer.name))
-        frame = frames.encode_control(frames.CONSUMER_DELETE, log.id, state.now_ms, consumer.name)
-        state.add_frame(frame)
-        self.remove_consumer(log, consumer)
+        state.log(frames.CONSUMER_DELETE, log, consumer.name)
         self.claims.fail_claims(log, ConsumerNotFound(log.name, consumer.name), consumer)
         op = Op(log, token, result, sync=True)
         self.leases.prune_settled(log, op)
@@ -290,8 +293,10 @@ class Consumers:
         state.touched[log.id] = log
         state.add_op(op)
 
-    def remove_consumer(self, log: TopicLog, consumer: Consumer) -> None:
-        """Remove a consumer, live or in replay."""
+    def _apply_delete(self, log: TopicLog, name: str, op: Op | None) -> None:
+        consumer = _named(log, name)
+        if consumer is None:
+            return
         assert log.consumers is not None
         consumer.dropped = True
         self.idle.pop(consumer.idle_number, None)
@@ -383,9 +388,7 @@ class Consumers:
             raise ConsumerNotFound(log.name, consumer.name)
         self.state.reserve(CONTROL_BYTES + len(consumer.name))
         until_ms = (command.until_ms or -1) if command.paused else 0
-        event = Event(consumer.name, PAUSED, until_ms=until_ms)
-        self.leases.log_event(log, event)
-        consumer.apply(event)
+        self.leases.apply_event(log, consumer, Event(consumer.name, PAUSED, until_ms=until_ms))
         consumer.active_ms = self.state.now_ms
         self.claims.wake_claims(log, consumer)
         yield from self._answer_change(token, log, consumer)
@@ -443,9 +446,7 @@ class Consumers:
         self.state.check_writable()
         self.state.reserve(CONTROL_BYTES + len(consumer.name))
         undelivered = (consumer.undelivered or 0) + (again or -count.total)
-        event = Event(consumer.name, RESET, cursor=to_seq)
-        self.leases.log_event(log, event)
-        log.consumers.apply(event)
+        self.leases.apply_event(log, consumer, Event(consumer.name, RESET, cursor=to_seq))
         consumer.undelivered = undelivered
         consumer.active_ms = self.state.now_ms
         op = Op(log, token, result, sync=True)
@@ -560,7 +561,9 @@ class Consumers:
         was_durable = before.type == "queue" and is_durable(before, self.leases.queue_of(log))
         if was_durable and not is_durable(log.config, self.leases.queue_of(log)):
             # Leases are no longer logged. If they are again later, replay must not restore the old ones.
-            self.leases.log_event(log, Event(con.QUEUE, FORGOTTEN))
+            # Not applied: the leases of now stay.
+            self.state.log_applied(frames.LEASE, log, Event(con.QUEUE, FORGOTTEN))
+            self.state.touched[log.id] = log
         if log.config.retention != before.retention:
             count, size = op.count, op.bytes
             self.leases.prune_settled(log, op)

@@ -52,6 +52,7 @@ class DeadLetters:
             con.TakeDeadLetters: self._take_dead_letters,
             con.SettleDeadLetters: self._settle_dead_letters,
         }
+        state.appliers[frames.LETTERS_TAKEN] = self._apply_received
         self.due: dict[int, TopicLog] = {}  # topics with dead letters that may be sent
         state.events.topic_recovered.append(self._topic_recovered)
         state.events.topic_removed.append(lambda log: self.due.pop(log.id, None))
@@ -199,8 +200,7 @@ class DeadLetters:
                 event = Event(name, UNMOVED, seqs, state.now_ms + limits.DEAD_LETTER_RETRY_MS)
             else:
                 event = Event(name, MOVED, seqs)
-            self.leases.log_event(log, event)
-            consumers.apply(event)
+            self.leases.apply_event(log, consumer, event)
             self.claims.wake_claims(log, consumer)
         for name, seqs in by_consumer.items() if command.done else ():
             # Only after all events: a record deleted for one consumer may also be moving for another, which counts it.
@@ -240,12 +240,13 @@ class DeadLetters:
             state.add_op(Op(log, token, result, sync=True))
             return
         op.token, op.result = token, result
-        log = op.log
+        state.log(frames.LETTERS_TAKEN, op.log, DeadLettersReceived(command.source_id, last))
+
+    @staticmethod
+    def _apply_received(log: TopicLog, received: DeadLettersReceived, op: Op | None) -> None:
         if log.consumers is None:
             log.consumers = TopicConsumers()
-        log.consumers.note_received(command.source_id, last)
-        taken = DeadLettersReceived(command.source_id, last)
-        state.add_frame(frames.encode_control(frames.LETTERS_TAKEN, log.id, state.now_ms, taken))
+        log.consumers.note_received(received.source_id, received.number)
 
     def _append_dead_letters(self, log: TopicLog | None, name: str, letters: list[con.DeadLetter]) -> Op:
         """Append them as one write, synced in every durability class."""

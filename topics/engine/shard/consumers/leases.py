@@ -115,6 +115,7 @@ class Leases:
         self.state = state
         self.appends = appends
         self.reads = reads
+        state.appliers[frames.LEASE] = self._apply_event
         self.lease_id = 0  # of the next lease
         self.pruning: dict[int, TopicLog] = {}  # topics with records that no consumer may need any more
         self.claims_due: dict[int, ClaimsDue] = {}  # consumers whose claims must be checked, by identity
@@ -439,9 +440,7 @@ class Leases:
             consumer.name, seqs, deadlines, deliveries, command.node, first_id, cursor if has_moved else 0,
             streamed=command.connection != 0,
         ):  # fmt: skip
-            if durable:
-                self.log_event(log, event)
-            consumer.apply(event)
+            self.apply_event(log, consumer, event, durable=durable)
         consumer.note_cursor_moved(before, seqs)
         self.prune_skipped(log, consumer, before, consumer.cursor)
         if command.connection and acks:
@@ -463,9 +462,19 @@ class Leases:
         ready = self.ready_count(log, consumer)
         return con.Claimed(log.name, consumer.name, empty_page(log), [], [], [], ready, tombstone)
 
-    def log_event(self, log: TopicLog, event: Event) -> None:
-        self.state.add_frame(frames.encode_control(frames.LEASE, log.id, self.state.now_ms, event))
-        self.state.touched[log.id] = log
+    def apply_event(self, log: TopicLog, consumer: Consumer, event: Event, *, durable: bool = True) -> None:
+        """Apply an event to a consumer; a durable one is logged."""
+        if durable:
+            self.state.log(frames.LEASE, log, event)
+            self.state.touched[log.id] = log
+        else:
+            consumer.apply(event)
+
+    def _apply_event(self, log: TopicLog, event: Event, op: Op | None) -> None:
+        if not event.consumer:
+            self.queue_of(log)
+        if log.consumers is not None:
+            log.consumers.apply(event)
 
     # -- exhausted deliveries ------------------------------------------------------------------------------
 
@@ -482,9 +491,7 @@ class Leases:
                 self.move(log, consumer, part, policy.dead_letter, deliveries, reason)
             return
         self.state.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
-        event = Event(consumer.name, GIVEN_UP, seqs)
-        self.log_event(log, event)
-        consumer.apply(event)
+        self.apply_event(log, consumer, Event(consumer.name, GIVEN_UP, seqs))
         op = Op(log)
         self.prune_into(log, seqs, op)
         self.state.count_live(op)
@@ -501,8 +508,7 @@ class Leases:
         event = Event(
             consumer.name, MOVE, seqs, deliveries=counts, number=number, target=target, reason=reason
         )
-        self.log_event(log, event)
-        log.consumers.apply(event)
+        self.apply_event(log, consumer, event)
         self.state.add_op(Op(log, sync=True, dead_letters=log.consumers.next_dead_letter - 1))
 
     def note_dead_letters(self, log: TopicLog, *commands: con.MovesDeadLetters) -> None:

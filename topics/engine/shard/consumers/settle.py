@@ -140,9 +140,7 @@ class Settlement:
             self.state.touched[log.id] = log
             return
         self.state.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
-        event = Event(consumer.name, ACKED, seqs)
-        self.leases.log_event(log, event)
-        consumer.apply(event)
+        self.leases.apply_event(log, consumer, Event(consumer.name, ACKED, seqs))
         self.leases.prune_into(log, seqs, op)
 
     def _nack(
@@ -171,10 +169,10 @@ class Settlement:
         op.unordered = True
 
     def _return_leases(self, log: TopicLog, consumer: Consumer, event: Event) -> None:
-        if event.seqs and is_durable(log.config, consumer):
+        durable = bool(event.seqs) and is_durable(log.config, consumer)
+        if durable:
             self.state.reserve(CONTROL_BYTES + len(event.seqs) * SEQ_BYTES)
-            self.leases.log_event(log, event)
-        consumer.apply(event)
+        self.leases.apply_event(log, consumer, event, durable=durable)
         self.claims.wake_claims(log, consumer)
 
     def _term(
@@ -197,19 +195,17 @@ class Settlement:
             return
         op.sync = log.config.durability == "fsync"
         self.state.reserve(2 * CONTROL_BYTES + 2 * len(seqs) * SEQ_BYTES)
-        event = Event(consumer.name, GIVEN_UP, seqs, reason=command.reason)
-        self.leases.log_event(log, event)
-        consumer.apply(event)
+        self.leases.apply_event(log, consumer, Event(consumer.name, GIVEN_UP, seqs, reason=command.reason))
         self.leases.prune_into(log, seqs, op)
 
     def _extend(
         self, log: TopicLog, consumer: Consumer, seqs: list[int], command: con.Settle, op: Op
     ) -> None:
         event = Event(consumer.name, EXTENDED, seqs, self.state.now_ms + command.lease_ms)
-        if seqs and is_durable(log.config, consumer):
+        durable = bool(seqs) and is_durable(log.config, consumer)
+        if durable:
             self.state.reserve(CONTROL_BYTES + len(seqs) * SEQ_BYTES)
-            self.leases.log_event(log, event)
-        consumer.apply(event)
+        self.leases.apply_event(log, consumer, event, durable=durable)
         assert isinstance(op.result, con.Settled)
         op.result.deadlines = dict.fromkeys(seqs, event.until_ms)
         op.unordered = True
