@@ -9,16 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from aiohttp import web
-
-from router.connections.aiohttp_server import FOREVER_S, AiohttpConnection, Handler
 from router.connections.budget import ByteBudget
 from router.connections.connection import Connection
 from router.connections.http2 import Http2Connection
 from topics.api.api_keys import parse_keys
 from topics.protocols.http.admission import Admission
 from topics.protocols.http.call import Services
-from topics.protocols.http1.framing import HEAD_BYTES_MAX, HEADERS_MAX
 
 logger = logging.getLogger("topics.front")
 
@@ -42,10 +38,9 @@ class Server:
         settings = services.settings
         self.now_us = services.now_us
         self.fast_path = settings.fast_path
+        self.body_bytes_max = settings.max_body_bytes
         self.connections: set[Connection] = set()
         self.stalled_bytes = 0
-        self.fast_requests = 0  # HTTP/1 requests of the fast path
-        self.slow_requests = 0  # HTTP/1 requests through aiohttp
         self.receiving = ByteBudget(RECEIVING_BYTES_MAX)
         self._sending = ByteBudget(SENDING_BYTES_MAX)
         self._offloaded = 0
@@ -55,8 +50,6 @@ class Server:
         self.admission = make_admission(
             services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload
         )
-        handler = Handler(self.admission, self.receiving, settings.max_body_bytes, self.now_us)
-        self._aiohttp = web.Server(handler)
         self._listener: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
 
@@ -102,20 +95,6 @@ class Server:
         )
         self._sweep_timer = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
-    def new_aiohttp_connection(self, owner: Connection) -> AiohttpConnection:
-        return AiohttpConnection(
-            self._aiohttp,
-            loop=self._loop,
-            owner=owner,
-            keepalive_timeout=FOREVER_S,
-            lingering_time=0,
-            access_log=None,
-            auto_decompress=False,
-            max_line_size=HEAD_BYTES_MAX,
-            max_field_size=HEAD_BYTES_MAX,
-            max_headers=HEADERS_MAX,
-        )
-
     def new_http2_connection(self, transport: asyncio.Transport) -> Http2Connection:
         return Http2Connection(
             transport,
@@ -150,7 +129,6 @@ class Server:
         await self._flush(give_up)
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
-        await self._aiohttp.shutdown(0.1)
         self._threads.shutdown(wait=False)
         self._large_threads.shutdown(wait=False)
 

@@ -1,6 +1,6 @@
 """A front with one shard and no sockets: a client's bytes in, bytes to the client out, all at once.
 
-The connection, admission, the endpoints, aiohttp and the shard are the real ones. Compression runs inline instead of on a
+The connection, admission, the endpoints and the shard are the real ones. Compression runs inline instead of on a
 thread, and the clock is simulated, so the same bytes always give the same answers.
 """
 
@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from router.connections.connection import CLOSING, IDLE, Connection
+from router.connections.connection import Connection
 from router.pending import PendingRequests
 from router.server import Server
 from tests.support.shard_rig import Rig
 from topics.api.http_errors import STATUS
 from topics.link import wire
 from topics.protocols.http.call import Services
+from topics.protocols.http1.session import CLOSED, IDLE
 from topics.system.settings import Settings
 
 BODY_BYTES_MAX = 4096
@@ -111,12 +112,12 @@ class FrontWorld:
             if self.transport.closed:
                 break
             self.connection.data_received(part)
-            if self.connection.state not in (IDLE, CLOSING):  # otherwise there is nothing to do
+            if self.connection.session.state not in (IDLE, CLOSED):  # otherwise there is nothing to do
                 await self.settle()
         await self.settle()
 
     async def settle(self) -> None:
-        """Run until aiohttp's tasks, the shard and the front are idle."""
+        """Run until the loop, the shard and the front are idle."""
         for _ in range(200):
             out = len(self.transport.out)
             for _ in range(4):

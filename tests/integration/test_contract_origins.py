@@ -1,6 +1,6 @@
 """Contract, "Origin and Host": requests from web pages of other origins, and for foreign host names, are refused over every protocol.
 
-Method: the same request as bytes for the fast path, for aiohttp (with one more header) and over HTTP/2; also upgrades and streams.
+Method: the same request as bytes for the fast path, for the full parser (with one more header) and over HTTP/2; also upgrades and streams.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.server import Reply, Server, running
 from tests.support.ws_client import upgrade_headers
 
 APP, EVIL = "https://app.example", "http://evil.example"
-WAYS = ("fast", "aiohttp", "http2")
+WAYS = ("fast", "full", "http2")
 BODY_MAX = 128 * 1024
 CRLF = "\r\n"
 
@@ -40,7 +40,7 @@ def ask(
             return h2.request(method, path, fields, body)
         finally:
             h2.close()
-    if way == "aiohttp":
+    if way == "full":
         fields.append(("X-Anything", "1"))
     if method == "POST":
         fields.append(("Content-Length", str(len(body))))
@@ -161,7 +161,7 @@ def test_an_upgrade_checks_the_origin(
     shared_server: Server, listing_server: Server, keyed_server: Server
 ) -> None:
     def upgrade(server: Server, **headers: str) -> Reply:
-        return ask(server, "aiohttp", "GET", "/v0/ws", **upgrade_headers(server, **headers))
+        return ask(server, "full", "GET", "/v0/ws", **upgrade_headers(server, **headers))
 
     for server, also in ((shared_server, 403), (listing_server, 101), (keyed_server, 101)):
         assert upgrade(server).status == 101
@@ -189,7 +189,7 @@ def test_listed_pages_and_names(listing_server: Server, topic: str, way: str) ->
     session = json.loads(
         ask(listing_server, way, "POST", "/v0/watch", body=b'{"topics":{"%b":{}}}' % topic.encode()).body
     )
-    stream = ask(listing_server, "aiohttp", "GET", session["stream_url"], Origin=APP)
+    stream = ask(listing_server, "full", "GET", session["stream_url"], Origin=APP)
     assert (stream.status, stream.headers["access-control-allow-origin"]) == (200, APP)
     early = ask(listing_server, way, "POST", f"/v0/topics/{topic}/ack", Origin=APP, Content_Type="text/plain")
     assert (early.status, early.headers["access-control-allow-origin"]) == (415, APP)
@@ -223,14 +223,14 @@ def early_refusals(server: Server, way: str) -> Iterator[Reply]:
         client.close()
 
 
-@pytest.mark.parametrize("way", ("aiohttp", "http2"))
+@pytest.mark.parametrize("way", ("full", "http2"))
 def test_a_listed_page_can_read_early_refusals(
     listing_server: Server, keyed_server: Server, way: str
 ) -> None:
     keyless = Server(keyed_server.folder, host=keyed_server.host, port=keyed_server.port)
     replies = [*early_refusals(listing_server, way), ask(keyless, way, "POST", "/v0/topics/t", Origin=APP)]
     assert {reply.status for reply in replies} >= {401, 405, 413, 415} | (
-        {400, 431} if way == "aiohttp" else set()
+        {400, 431} if way == "full" else set()
     )
     for reply in replies:
         assert 400 <= reply.status < 500
@@ -246,7 +246,7 @@ def test_a_listed_page_can_use_and_read_all_headers(listing_server: Server) -> N
             sent |= {each["name"] for each in parameters if each.get("in") == "header"}
             for response in operation["responses"].values() if isinstance(operation, dict) else ():
                 read |= set(response.get("headers", ()))
-    reply = ask(listing_server, "aiohttp", "OPTIONS", "/v0/topics/t", Origin=APP)
+    reply = ask(listing_server, "full", "OPTIONS", "/v0/topics/t", Origin=APP)
     assert {name.lower() for name in sent | {"Topics-Strict"}} <= listed(
         reply, "access-control-allow-headers"
     )
@@ -270,7 +270,7 @@ def test_with_keys_only_upgrades_are_refused(keyed_server: Server, topic: str, w
     assert ask(keyed_server, way, "POST", path, Origin=APP).headers["access-control-allow-origin"] == APP
 
 
-@pytest.mark.parametrize("way", ("aiohttp", "http2"))
+@pytest.mark.parametrize("way", ("full", "http2"))
 def test_a_preflight_needs_no_key(listing_server: Server, keyed_server: Server, way: str) -> None:
     keyless = Server(keyed_server.folder, host=keyed_server.host, port=keyed_server.port)
     for server in (listing_server, keyless):
@@ -283,7 +283,7 @@ def test_a_preflight_needs_no_key(listing_server: Server, keyed_server: Server, 
     assert ask(keyless, way, "POST", "/v0/topics/t/diff", Origin=APP).status == 401
 
 
-@pytest.mark.parametrize("way", ("aiohttp", "http2"))
+@pytest.mark.parametrize("way", ("full", "http2"))
 @pytest.mark.parametrize("path", ["work?node=n", "consumers/c/stream?node=n"])
 def test_a_page_cannot_lease_jobs_unseen(shared_server: Server, topic: str, way: str, path: str) -> None:
     """An <img> sends no Origin header, but Sec-Fetch-Site says that it is for another site."""
@@ -291,8 +291,6 @@ def test_a_page_cannot_lease_jobs_unseen(shared_server: Server, topic: str, way:
     for site in ("cross-site", "same-site"):
         reply = ask(shared_server, way, "GET", f"/v0/topics/{topic}/{path}", Sec_Fetch_Site=site)
         refused(reply, 403, "forbidden_origin", {})
-    reply = ask(
-        shared_server, "aiohttp", "GET", f"/v0/topics/{topic}/work?node=n", Sec_Fetch_Site="same-origin"
-    )
+    reply = ask(shared_server, "full", "GET", f"/v0/topics/{topic}/work?node=n", Sec_Fetch_Site="same-origin")
     assert reply.status == 200
     assert ask(shared_server, way, "GET", f"/v0/topics/{topic}", Sec_Fetch_Site="cross-site").status == 200

@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from router.connections.aiohttp_server import Handler
 from router.connections.budget import ByteBudget
-from router.connections.connection import CLOSING, LINGER_US, STREAM, Connection
+from router.connections.connection import LINGER_US, Connection
 from router.server import Server
 from router.watch.sinks import STREAM_STALL_US
 from tests.support.connection_bench import Admission, Transport, World, fast, others, rest, run, slow
 from tests.support.faults import fault
 from topics.protocols.http.call import Services
 from topics.protocols.http.exchange import Request, Respond, Response, Sink
+from topics.protocols.http1.session import CLOSED, STREAM
 from topics.system.settings import Settings
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\nX-A: b\r\n\r\n"
@@ -101,9 +101,6 @@ def stream_world(gate: Any = None) -> tuple[World, StreamGate]:
     gate = gate or StreamGate()
     world.admission = gate
     world.server.admission = gate
-    world.server._aiohttp.request_handler = cast(
-        Any, Handler(gate, world.server.receiving, 1 << 20, world.server.now_us)
-    )
     return world, gate
 
 
@@ -112,7 +109,7 @@ async def open_stream(request: bytes = b"") -> tuple[World, Connection, Transpor
     connection, transport = world.connect()
     connection.data_received(request or slow(b"/s"))
     await rest()
-    assert connection.state is STREAM
+    assert connection.session.state is STREAM
     return world, connection, transport, gate.taps[-1]
 
 
@@ -144,7 +141,7 @@ def test_the_head_and_then_what_the_owner_writes(request_: bytes) -> None:
         tap.open_sink.close()
         await rest()
         assert tap.heard == ["opened", "closed"] and transport.out == HEAD + b"onetwo"
-        assert connection.state is CLOSING and not others()
+        assert connection.session.state is CLOSED and not others()
         world.sweep(connection, after_us=LINGER_US + 1)
         assert transport.closed
         connection.connection_lost(None)
@@ -173,7 +170,7 @@ def test_answers_before_a_stream_come_first_and_requests_after_it_are_nothing() 
         await rest(40)
         assert transport.out.count(b"HTTP/1.1 200") == 3 and transport.out.endswith(HEAD)
         connection.data_received(fast() * 5000)
-        assert len(echo.handled) == 2 and not connection._buffer and transport.reads
+        assert len(echo.handled) == 2 and not connection.session.buffered and transport.reads
         gate.taps[0].open_sink.write(b"still here")
         assert transport.out.endswith(b"still here")
 
@@ -190,7 +187,7 @@ def test_much_input_before_a_stream_does_not_keep_us_from_hearing_its_end() -> N
         assert not transport.reads
         gate.waiting.pop()()
         await rest()
-        assert transport.reads and not connection._buffer
+        assert transport.reads and not connection.session.buffered
 
     run(test)
 
@@ -201,7 +198,7 @@ def test_head_gets_the_head() -> None:
         connection, transport = world.connect()
         connection.data_received(slow(b"/s", method=b"HEAD"))
         await rest()
-        assert transport.out == HEAD and transport.ended and connection.state is CLOSING
+        assert transport.out == HEAD and transport.ended and connection.session.state is CLOSED
         assert gate.taps[0].heard == ["closed"] and not others()
 
     run(test)
@@ -269,26 +266,6 @@ def test_a_connection_that_was_refused_meanwhile() -> None:
         gate.waiting.pop()()
         await rest()
         assert b" 200 " not in transport.out and gate.taps[0].heard == ["closed"]
-
-    run(test)
-
-
-def test_the_end_of_the_server_in_the_turn_of_the_answer() -> None:
-    """aiohttp's task is cancelled when it has the answer but has not run yet."""
-
-    async def test() -> None:
-        world, gate = stream_world()
-        connection, _ = world.connect()
-        connection.data_received(slow(b"/wait"))
-        await rest()
-        assert connection._aiohttp is not None
-        task = connection._aiohttp._task_handler
-        assert task is not None
-        gate.waiting.pop()()
-        task.cancel()
-        await rest()
-        assert gate.taps[0].heard == ["closed"]
-        connection.connection_lost(None)
 
     run(test)
 
@@ -398,14 +375,14 @@ class Site:
 
     def __init__(self, gate: Any, *, body_bytes_max: int = 64 << 20) -> None:
         loop = asyncio.get_running_loop()
-        services = Services(cast(Any, self), Settings(), lambda: int(loop.time() * 1e6), "0", 0)
+        services = Services(
+            cast(Any, self), Settings(max_body_bytes=body_bytes_max), lambda: int(loop.time() * 1e6), "0", 0
+        )
         self.admission = gate
         gate.open = 0
         self.server = Server(services, loop)
         self.server.admission = gate
         self.server.receiving = ByteBudget(4 << 20)
-        handler = Handler(gate, self.server.receiving, body_bytes_max, self.server.now_us)
-        self.server._aiohttp.request_handler = cast(Any, handler)
         self.address: tuple[str, int] = ("", 0)
 
     def end_polls(self, _before_us: int) -> None:

@@ -317,7 +317,7 @@ def never_read(
     "slow consumers: hundreds request large pages and never read them",
     "further reads are refused with 429 and limit buffered, writes are served, and memory stays bounded",
 )
-@pytest.mark.parametrize("headers", [(), ("X-Not-Plain: 1",)], ids=["plain", "through aiohttp"])
+@pytest.mark.parametrize("headers", [(), ("X-Not-Plain: 1",)], ids=["plain", "full parser"])
 def test_clients_that_ask_for_much_and_never_read(
     server: Server, heavy: str, topic: str, headers: tuple[str, ...]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The fast path, aiohttp and HTTP/2 give the same answer to the same request."""
+"""The fast path, the full parser and HTTP/2 give the same answer to the same request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from router.connections.connection import FAST_BODY_MAX
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply
 from tests.support.server import Reply, Server
 from topics.protocols.http1.plain_head import read_plain_head
+from topics.protocols.http1.session import FAST_BODY_MAX
 
 MIB = 1 << 20
 JSON = ("Content-Type", "application/json")

@@ -1,5 +1,5 @@
 """In-memory client connections of a front: a transport that records what is written, and an admission stub that
-echoes requests. aiohttp is the real one.
+echoes requests.
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, cast
 
-from aiohttp import web
-
-from router.connections.aiohttp_server import Handler
 from router.connections.connection import (
     Connection,
 )
@@ -138,15 +135,11 @@ class World:
 
     def __init__(self, fast_path: bool = True) -> None:
         self.now_us = 1_000_000
-        config = Settings(fast_path=fast_path)
+        config = Settings(fast_path=fast_path, max_body_bytes=BODY_BYTES_MAX)
         services = Services(cast(Any, None), config, lambda: self.now_us, "0", 0)
         self.server = Server(services, asyncio.get_running_loop())
         self.admission = Admission()
         self.server.admission = cast(Any, self.admission)
-        handler = Handler(
-            cast(Any, self.admission), self.server.receiving, BODY_BYTES_MAX, self.server.now_us
-        )
-        self.server._aiohttp = web.Server(cast(Any, handler))
 
     def connect(self) -> tuple[Connection, Transport]:
         connection, transport = Connection(self.server), Transport()
@@ -160,7 +153,7 @@ class World:
 
 
 async def rest(turns: int = 12) -> None:
-    """Let aiohttp's tasks run."""
+    """Let the loop call what was scheduled."""
     for _ in range(turns):
         await asyncio.sleep(0)
 

@@ -150,7 +150,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30_000
     keepalive_ms: Annotated[int, _doc("idle time after which a connection is closed")] = 75_000
     request_timeout_ms: Annotated[int, _doc("maximum time for a request to arrive")] = 60_000
-    fast_path: Annotated[bool, _doc("0: parse all requests with aiohttp; for debugging")] = True
+    fast_path: Annotated[bool, _doc("0: parse the head of every request in full; for debugging")] = True
     otel: Annotated[
         bool | None, _doc("1: send request spans, configured by OTEL_… [if OTEL_… names a collector]")
     ] = None

@@ -1,6 +1,6 @@
 """Request and response types, independent of the HTTP version.
 
-The fast path, aiohttp and HTTP/2 each build a `Request` and pass it to `Admission.handle` with a callback that takes the
+HTTP/1 and HTTP/2 each build a `Request` and pass it to `Admission.handle` with a callback that takes the
 `Response`. The callback is called exactly once, immediately or later, always on the event loop's thread.
 """
 

@@ -1,12 +1,17 @@
-"""HTTP/1 message framing: finds the end of a request before aiohttp parses it, with stricter rules.
+"""HTTP/1 message framing: where a request begins and ends. Every ambiguous request is rejected.
 
-If two parsers disagree on where a request ends, a client can smuggle one request inside another. So every ambiguous
-request is rejected here with 400 and the connection is closed, and aiohttp gets exactly one whole request at a time.
+If two parsers disagree on where a request ends, a client can smuggle one request inside another. So these rules are
+stricter than those of RFC 9112: lines end with CR LF, names and values have no control characters, one Host, one
+Content-Length or `Transfer-Encoding: chunked`, and no header twice that may only occur once.
 """
 
 from __future__ import annotations
 
 import re
+
+from topics.protocols.http.exchange import Request
+from topics.protocols.http.fields import collect_fields, set_fields
+from topics.protocols.websocket.handshake import is_handshake
 
 HEAD_BYTES_MAX = 16 * 1024  # as with HTTP/2
 HEADERS_MAX = 128
@@ -18,12 +23,26 @@ _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _LINE = re.compile(rb"(" + _TOKEN + rb") ([\x21\x22\x24-\x7e]+) HTTP/1\.([01])")
 _FIELDS = re.compile(rb"(?:" + _TOKEN + rb":[\t\x20-\x7e\x80-\xff]*\r\n)*")
 _FIELD = re.compile(rb"([^:]+):[ \t]*([^\r]*?)[ \t]*\r\n")
-_TARGET = re.compile(rb"/|https?://[^/?@]+(?:[/?]|$)", re.IGNORECASE)
-_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ")
+_ABSOLUTE = re.compile(rb"https?://([^/?]+)([/?].*)?", re.IGNORECASE)
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 
 HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
+
+# After others the connection is closed: a proxy may know the method, and disagree on where the request ends.
+_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS"))
+# Headers that may not be repeated; RFC 9110, 5.3. Content-Length, Host and Transfer-Encoding have errors of their own.
+_SINGLE = frozenset(
+    (
+        b"content-location",
+        b"content-range",
+        b"content-type",
+        b"etag",
+        b"max-forwards",
+        b"server",
+        b"user-agent",
+    )
+)
 
 
 class FramingError(Exception):
@@ -34,38 +53,75 @@ class FramingError(Exception):
         self.code = code
 
 
-class Frame:
-    """Lengths of a request. If `chunked`, the length of the body is not known in advance."""
+class Head:
+    """A parsed head. The request has no body yet."""
 
-    __slots__ = ("body_len", "chunked", "head_len")
+    __slots__ = ("body_len", "expects", "head_len", "keep_alive", "request", "version", "websocket_key")
 
-    def __init__(self, head_len: int, body_len: int, chunked: bool) -> None:
-        self.head_len, self.body_len, self.chunked = head_len, body_len, chunked
+    def __init__(
+        self,
+        request: Request,
+        head_len: int,
+        body_len: int | None,
+        *,
+        version: bytes = b"1",
+        keep_alive: bool = True,
+        expects: bool = False,
+        websocket_key: bytes = b"",
+    ) -> None:
+        self.request = request
+        self.head_len = head_len
+        self.body_len = body_len  # None: a chunked body
+        self.version = version  # minor
+        self.keep_alive = keep_alive
+        self.expects = expects  # the client waits for a 100 Continue before it sends the body
+        self.websocket_key = websocket_key  # of a valid handshake
 
 
-def read_frame(data: bytes) -> Frame | None:
-    """The frame of the request at the start of `data`; None if its head is incomplete."""
+def read_head(data: bytes, now_us: int) -> Head | None:
+    """Parse the head at the start of `data`; None if it is incomplete."""
     end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX)
     if end < 0:
         _check_part(data)
         return None
     line_end = data.find(b"\r\n")
-    version = _check_line(data, line_end)
+    method, target, version = _read_line(data, line_end)
     block = data[line_end + 2 : end + 2]
     if _FIELDS.fullmatch(block) is None:
         raise FramingError("a header line is malformed")
-    fields = [(name.lower(), value) for name, value in _FIELD.findall(block)]
-    if len(fields) > HEADERS_MAX:
+    headers = [(name.lower(), value) for name, value in _FIELD.findall(block)]
+    if len(headers) > HEADERS_MAX:
         raise FramingError(f"a request may have at most {HEADERS_MAX} headers", "header_fields_too_large")
-    _check_host([value for name, value in fields if name == b"host"], version)
-    lengths = [value for name, value in fields if name == b"content-length"]
-    codings = [value for name, value in fields if name == b"transfer-encoding"]
-    if codings:
-        _check_codings(codings, lengths, version)
-        return Frame(end + 4, 0, True)
-    if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
-        raise FramingError("Content-Length must be a single number")
-    return Frame(end + 4, int(lengths[0]) if lengths else 0, False)
+    authority, target = _split_target(target)
+    _check_host([value for name, value in headers if name == b"host"], version)
+    _check_repeated([name for name, _ in headers if name in _SINGLE])
+    body_len = _read_length(headers, version)
+    fields = collect_fields(headers)
+    path, _, query = target.partition(b"?")
+    request = Request(method, path, query, now_us)
+    set_fields(request, fields)
+    if authority:
+        request.host = authority
+    options = read_options(headers)
+    is_upgrade = method == b"GET" and version == b"1" and body_len == 0 and is_handshake(fields, options)
+    request.wants_websocket = is_upgrade
+    return Head(
+        request,
+        end + 4,
+        body_len,
+        version=version,
+        keep_alive=method in _METHODS
+        and b"close" not in options
+        and (version == b"1" or b"keep-alive" in options),
+        expects=body_len != 0 and version == b"1" and fields.get(b"expect", b"").lower() == b"100-continue",
+        websocket_key=fields[b"sec-websocket-key"] if is_upgrade else b"",
+    )
+
+
+def read_options(headers: list[tuple[bytes, bytes]]) -> set[bytes]:
+    """The options of all Connection headers."""
+    options = b",".join([value for name, value in headers if name == b"connection"]).lower()
+    return {option.strip(b" \t") for option in options.split(b",")}
 
 
 def _check_part(data: bytes) -> None:
@@ -78,28 +134,29 @@ def _check_part(data: bytes) -> None:
         raise FramingError("the request is not HTTP: lines must end with CR LF")
     line_end = data.find(b"\r\n")
     if line_end >= 0:
-        _check_line(data, line_end)
+        _split_target(_read_line(data, line_end)[1])
 
 
-def _check_line(data: bytes, line_end: int) -> bytes:
-    """Check the request line, and return the minor version."""
+def _read_line(data: bytes, line_end: int) -> tuple[bytes, bytes, bytes]:
+    """Method, target and minor version."""
     found = _LINE.fullmatch(data, 0, line_end)
     if found is None:
         raise FramingError("the request line must be `METHOD /path HTTP/1.1`")
     method, target, version = found.groups()
-    if method == b"CONNECT" or not (_TARGET.match(target) or (method, target) == (b"OPTIONS", b"*")):
+    if method == b"CONNECT" or (target == b"*" and method != b"OPTIONS"):
         raise FramingError("this server is not a proxy: request a path")
-    return version
+    return method, target, version
 
 
-def with_known_method(head: bytes) -> bytes:
-    """The head, with PATCH in place of a method that aiohttp does not know and would reject as malformed. No route has PATCH.
-
-    The connection is closed afterwards: a proxy may know the method, and disagree on where the request ends.
-    """
-    if head.startswith(_METHODS):
-        return head
-    return b"PATCH" + head[head.index(b" ") : -2] + b"Connection: close\r\n\r\n"
+def _split_target(target: bytes) -> tuple[bytes, bytes]:
+    """The authority, and the path with its query. A target in absolute form has both and overrides Host; RFC 9112, 3.2.2."""
+    if target.startswith(b"/") or target == b"*":
+        return b"", target
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None or not HOST.fullmatch(found[1]):
+        raise FramingError("this server is not a proxy: request a path")
+    path = found[2] or b"/"
+    return found[1], path if path.startswith(b"/") else b"/" + path
 
 
 def _check_host(hosts: list[bytes], version: bytes) -> None:
@@ -109,27 +166,41 @@ def _check_host(hosts: list[bytes], version: bytes) -> None:
         raise FramingError("the Host header is malformed")
 
 
-def _check_codings(codings: list[bytes], lengths: list[bytes], version: bytes) -> None:
-    if lengths:
-        raise FramingError("a request must not have both Content-Length and Transfer-Encoding")
-    if len(codings) > 1 or codings[0].lower() != b"chunked" or version != b"1":
-        raise FramingError("the only supported Transfer-Encoding is chunked, in HTTP/1.1")
+def _check_repeated(names: list[bytes]) -> None:
+    if len(names) != len(set(names)):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise FramingError(f"the header {twice.decode()} may occur only once")
+
+
+def _read_length(headers: list[tuple[bytes, bytes]], version: bytes) -> int | None:
+    """The length of the body; None if it is chunked."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if codings:
+        if lengths:
+            raise FramingError("a request must not have both Content-Length and Transfer-Encoding")
+        if len(codings) > 1 or codings[0].lower() != b"chunked" or version != b"1":
+            raise FramingError("the only supported Transfer-Encoding is chunked, in HTTP/1.1")
+        return None
+    if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
+        raise FramingError("Content-Length must be a single number")
+    return int(lengths[0]) if lengths else 0
 
 
 class ChunkedBody:
-    """Parser of a chunked body that finds its end. Extensions and trailers are checked and removed."""
+    """Parser of a chunked body. Extensions and trailers are checked and removed."""
 
     __slots__ = ("_extra", "_line", "_size", "_step", "done")
 
     def __init__(self) -> None:
         self._step = self._read_size
         self._line = b""  # received part of an incomplete line
-        self._size = 0  # bytes left of the chunk
+        self._size = 0  # bytes left of the chunk, with its CR LF
         self._extra = 0
         self.done = False
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """The bytes of the body, still chunked, and those after its end. Raises FramingError."""
+        """The data of the chunks, and the bytes after the end of the body. Raises FramingError."""
         parts: list[bytes] = []
         at = 0
         while at < len(data) and not self.done:
@@ -160,7 +231,6 @@ class ChunkedBody:
             digits = found[1]
             self._count_extra(len(line) - len(digits) - 2)
             self._size = int(digits, 16)
-            parts.append(digits + b"\r\n")
             if self._size:
                 self._size += 2
                 self._step = self._read_data
@@ -175,8 +245,10 @@ class ChunkedBody:
             position = self._size - i
             if 0 <= position < len(part) and part[position] != (13 if i == 2 else 10):
                 raise FramingError("a chunk does not have its declared size")
+        content = self._size - 2
         self._size -= len(part)
-        parts.append(part)
+        if content > 0:
+            parts.append(part[:content])
         if not self._size:
             self._step = self._read_size
         return at + len(part)
@@ -184,7 +256,6 @@ class ChunkedBody:
     def _read_trailer(self, data: bytes, at: int, parts: list[bytes]) -> int:
         line, at = self._take_line(data, at)
         if line == b"\r\n":
-            parts.append(line)
             self.done = True
         elif line:
             if _FIELDS.fullmatch(line) is None:

@@ -1,4 +1,4 @@
-"""Serialization of HTTP/1.1 responses, for requests of the fast path and of aiohttp."""
+"""Serialization of HTTP/1.1 responses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from topics.protocols.http.exchange import Response
+from topics.protocols.websocket.handshake import accept_value
 
 _STATUS_LINES = {
     status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus
@@ -58,4 +59,13 @@ def render_stream_head(response: Response) -> bytes:
         response.content_type,
         date_line(),
         response.head,
+    )
+
+
+def render_upgrade(key: bytes) -> bytes:
+    """The response to the handshake of a WebSocket."""
+    return b"%bUpgrade: websocket\r\nConnection: upgrade\r\nSec-WebSocket-Accept: %b\r\n%b\r\n" % (
+        _STATUS_LINES[101],
+        accept_value(key),
+        date_line(),
     )

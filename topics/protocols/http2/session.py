@@ -14,6 +14,7 @@ from h2.stream import H2Stream
 from hyperframe.frame import Frame, GoAwayFrame
 
 from topics.protocols.http.exchange import Request, Response
+from topics.protocols.http.fields import collect_fields, set_fields
 from topics.protocols.http1.responses import date_line
 
 STREAMS_MAX = 256
@@ -35,23 +36,6 @@ REMOTE_SETTINGS_MAX = 64
 # The client may offer a table of up to 4 GiB for our header compression, and hpack searches it linearly.
 ENCODER_TABLE_BYTES_MAX = 4096
 
-FIELDS = {
-    b"content-type": "content_type",
-    b"content-encoding": "content_encoding",
-    b"authorization": "authorization",
-    b"accept": "accept",
-    b"accept-encoding": "accept_encoding",
-    b"idempotency-key": "idempotency_key",
-    b"traceparent": "traceparent",
-    b"topics-strict": "strict",
-    b"host": "host",
-    b":authority": "host",  # h2 has checked that both are equal
-    b"origin": "origin",
-    b"sec-fetch-site": "fetch_site",
-    b"last-event-id": "last_event_id",
-}
-# Headers that may be repeated, joined by commas; a joined traceparent or origin is invalid. Of others the first counts.
-LISTS = frozenset((b"content-encoding", b"accept", b"accept-encoding", b"traceparent", b"origin"))
 NOT_IN_HTTP2 = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
 )
@@ -122,18 +106,11 @@ def _ignore(length: int, end_stream: bool) -> None:
 
 def read_head(headers: Headers, now_us: int) -> tuple[Request, int | None, bool]:
     """The request without its body, the declared length, and whether the client waits for a 100 Continue."""
-    found: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name not in found:
-            found[name] = value
-        elif name in LISTS:
-            found[name] += b", " + value
+    found = collect_fields(headers)
     # Only CONNECT has no path.
     path, _, query = found.get(b":path", b"/").partition(b"?")
     request = Request(found[b":method"], path, query, now_us)
-    for name, attribute in FIELDS.items():
-        if name in found:
-            setattr(request, attribute, found[name])
+    set_fields(request, found)
     length = found.get(b"content-length")
     expects = found.get(b"expect", b"").lower() == b"100-continue"
     return request, None if length is None else int(length), expects

@@ -1,7 +1,7 @@
 """One connection: is every request answered once, in order and whole, however its bytes arrive?
 
 Connections have a transport that only remembers and a gate that echoes, so every cut of the input is exact and nothing
-sleeps. aiohttp is the real one.
+sleeps.
 """
 
 from __future__ import annotations
@@ -12,11 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.connections.connection import (
-    CLOSING,
-    FAST_BODY_MAX,
-    IDLE,
-)
 from tests.support import length
 from tests.support.connection_bench import (
     World,
@@ -28,14 +23,16 @@ from tests.support.connection_bench import (
     run,
     slow,
 )
+from topics.protocols.http.exchange import Request
 from topics.protocols.http1.framing import (
     CHUNK_EXTRA_BYTES_MAX,
     HEAD_BYTES_MAX,
     ChunkedBody,
     FramingError,
-    read_frame,
+    read_head,
 )
 from topics.protocols.http1.plain_head import read_plain_head
+from topics.protocols.http1.session import CLOSED, FAST_BODY_MAX, IDLE, Http1Session
 
 CORPUS = {
     "fast write": fast(),
@@ -72,10 +69,8 @@ async def send(parts: list[bytes], *, fast_path: bool = True) -> tuple[World, by
     connection, transport = world.connect()
     for part in parts:
         connection.data_received(part)
-        if connection._aiohttp is not None:
-            await rest()
-    await rest(40)
-    assert connection.state is IDLE and not connection._buffer
+    await rest()
+    assert connection.session.state is IDLE and not connection.session.arrived
     connection.connection_lost(None)
     await rest()
     assert world.server.receiving.held == 0 and world.server.stalled_bytes == 0
@@ -113,11 +108,11 @@ def test_hot_requests_take_the_fast_path_and_no_others() -> None:
             "blank line before",
         }
         for name, request in CORPUS.items():
-            world, _ = await send([request])
-            counted = (world.server.fast_requests, world.server.slow_requests)
-            assert counted == ((1, 0) if name in hot else (0, 1)), name
-            world, _ = await send([request], fast_path=False)
-            assert world.server.fast_requests == 0
+            for reads_plain in (True, False):
+                session = Http1Session(body_bytes_max=1000, reads_plain=reads_plain)
+                session.receive(request)
+                event = session.next_event(1)
+                assert isinstance(event, Request) == (reads_plain and name in hot), name
 
     run(test)
 
@@ -145,7 +140,7 @@ async def pipeline(kinds: list[str], chance: random.Random) -> None:
     stream = b"".join(numbered(kind, i) for i, kind in enumerate(kinds))
     world = World()
     connection, transport = world.connect()
-    while stream or world.admission.waiting or connection.state is not IDLE:
+    while stream or world.admission.waiting or connection.session.state is not IDLE:
         if stream and chance.random() < 0.6:
             size = chance.choice((1, 2, 17, 100, 1000, 5000))
             connection.data_received(stream[:size])
@@ -186,16 +181,15 @@ def test_a_large_fast_body_in_small_parts() -> None:
         world, out = await send([request[i : i + 700] for i in range(0, len(request), 700)])
         assert bytes(world.admission.handled[0].body) == body
         assert [reply["body"] for _, _, reply in answers(out)] == [FAST_BODY_MAX, '"1"', "", '"3"']
-        assert world.server.fast_requests == 3
 
     run(test)
 
 
-def test_a_body_beyond_the_fast_paths_goes_through_aiohttp() -> None:
+def test_a_body_beyond_the_fast_paths() -> None:
     async def test() -> None:
         world, out = await send([fast(body=bytes(FAST_BODY_MAX + 1)) + MARKS])
         assert next(answers(out))[2]["body"] == FAST_BODY_MAX + 1
-        assert world.server.slow_requests == 2
+        assert len(world.admission.handled) == 4
 
     run(test)
 
@@ -258,13 +252,13 @@ def test_a_plain_head_in_parts_is_none() -> None:
 
 @given(st.binary(max_size=200))
 def test_two_readers_agree_on_the_end(noise: bytes) -> None:
-    """What is plain has the same end for `read_frame`, which reads what aiohttp gets."""
+    """What is plain has the same end for `read_head`."""
     request = fast(headers=b"User-Agent: " + noise + b"\r\n")
     plain = read_plain_head(request)
     if plain is not None:
-        frame = read_frame(request)
-        assert frame is not None and not frame.chunked
-        assert (frame.head_len, frame.body_len) == (plain.head_len, plain.body_len)
+        head = read_head(request, 0)
+        assert head is not None
+        assert (head.head_len, head.body_len) == (plain.head_len, plain.body_len)
 
 
 # -- chunked bodies ----------------------------------------------------------------------------------------
@@ -283,7 +277,7 @@ def follow(parts: list[bytes]) -> tuple[bytes, bytes, bool]:
 
 def test_a_chunked_body_may_be_cut_anywhere() -> None:
     body = b'5 ;ext="a"\r\nhello\r\n0A\r\n0123456789\r\n0\r\nX-A: 1\r\nX-B: 2\r\n\r\nGET / HTTP/1.1\r\n'
-    expected = (b"5\r\nhello\r\n0A\r\n0123456789\r\n0\r\n\r\n", b"GET / HTTP/1.1\r\n", True)
+    expected = (b"hello0123456789", b"GET / HTTP/1.1\r\n", True)
     for i in range(len(body) + 1):
         assert follow([body[:i], body[i:]]) == expected
     assert follow([body[i : i + 1] for i in range(len(body))]) == expected
@@ -333,7 +327,7 @@ def test_a_bad_chunk_is_refused_at_once_and_nothing_is_carried_out() -> None:
             await rest(3)
         [(status, head, body)] = answers(transport.out)
         assert status == 400 and b"Connection: close" in head and body["error"]["code"] == "invalid_request"
-        assert connection.state is CLOSING and transport.ended and not world.admission.handled
+        assert connection.session.state is CLOSED and transport.ended and not world.admission.handled
         assert world.server.receiving.held == 0
         assert not others()
 

@@ -1,6 +1,6 @@
 """One connection: what it may take of memory and of time, and how it ends.
 
-Connections have a transport that only remembers and a gate that echoes; time is a number. aiohttp is the real one.
+Connections have a transport that only remembers and a gate that echoes; time is a number.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 
-from router.connections.aiohttp_server import DISCARD_MAX
 from router.connections.budget import ByteBudget
 from router.connections.connection import (
-    CLOSING,
     HOLD_FROM,
-    IDLE,
     LINGER_US,
     READ_AHEAD_MAX,
     Connection,
@@ -36,6 +33,7 @@ from tests.support.connection_bench import (
     slow,
 )
 from tests.support.faults import fault
+from topics.protocols.http1.session import CLOSED, DISCARD_MAX, IDLE
 
 # -- room --------------------------------------------------------------------------------------------------
 
@@ -52,13 +50,13 @@ def test_reading_ahead_is_bounded() -> None:
             while transport.reads and sent < 3000:
                 connection.data_received(part)
                 sent += 200
-            most = max(most, len(connection._buffer))
+            most = max(most, connection.session.buffered)
             world.admission.waiting.pop()()
         assert most <= READ_AHEAD_MAX + len(part)
         while world.admission.waiting:
             world.admission.waiting.pop()()
         assert len(list(answers(transport.out))) == sent + 1
-        assert transport.reads and connection.state is IDLE
+        assert transport.reads and connection.session.state is IDLE
 
     run(test)
 
@@ -80,12 +78,16 @@ def test_no_request_is_begun_for_a_client_that_does_not_read() -> None:
         assert len(world.admission.handled) == handled, "it still has to read"
         while transport.reads:
             connection.data_received(fast() * 1000)
-        assert len(connection._buffer) < 2 * READ_AHEAD_MAX
+        assert connection.session.buffered < 2 * READ_AHEAD_MAX
         transport.unread = 0
         connection.resume_writing()
         await rest(200)
         assert world.server.stalled_bytes == 0
-        assert transport.reads and not connection._buffer and len(world.admission.handled) > handled + 500
+        assert (
+            transport.reads
+            and not connection.session.buffered
+            and len(world.admission.handled) > handled + 500
+        )
 
     run(test)
 
@@ -109,22 +111,7 @@ def test_an_answer_counts_whole_until_its_last_byte_is_taken() -> None:
     run(test)
 
 
-def test_an_answer_that_aiohttp_has_not_written_yet_counts() -> None:
-    async def test() -> None:
-        world = World()
-        world.admission.size = 1 << 20
-        connection, transport = world.connect()
-        connection.data_received(slow(b"/v0/topics/wait"))
-        await rest()
-        world.admission.waiting.pop()()
-        assert not transport.writes and world.server.stalled_bytes >= 1 << 20
-        await rest()
-        assert len(transport.out) > 1 << 20 and world.server.stalled_bytes == 0
-
-    run(test)
-
-
-def test_aiohttp_keeps_no_answer_that_is_written() -> None:
+def test_no_answer_is_kept_that_is_written() -> None:
     async def test() -> None:
         world = World()
         connection, transport = world.connect()
@@ -176,7 +163,7 @@ def test_unfinished_fast_bodies_count_as_being_received() -> None:
         connection.data_received(request[: HOLD_FROM - 1])
         assert world.server.receiving.held == 0
         connection.data_received(request[HOLD_FROM - 1 : 300_000])
-        assert world.server.receiving.held == 300_000
+        assert world.server.receiving.held == connection.session.buffered > 299_000
         connection.data_received(request[300_000:])
         assert world.server.receiving.held == 0, "the gate has it"
         world.admission.waiting.pop()()
@@ -193,7 +180,7 @@ def test_unfinished_fast_bodies_count_as_being_received() -> None:
         [(status, head, body)] = answers(refused.out)
         assert status == 429 and b"Connection: close" in head and b"Retry-After" in head
         assert body["error"]["detail"] == {"limit": "bodies"}
-        assert world.server.receiving.held == 150_000
+        assert world.server.receiving.held == one.session.buffered > 149_000
 
     run(test)
 
@@ -261,13 +248,12 @@ def test_an_answer_for_nobody(request_: bytes) -> None:
 
 @pytest.mark.parametrize("before", [b"", slow()])
 def test_a_connection_lost_in_the_turn_of_its_request(before: bytes) -> None:
-    """aiohttp's task has not seen the request yet; it must not fail over what is gone."""
     faults: list[dict[str, Any]] = []
     bad = chunked(b"/v0/topics/a", b"abc").replace(b"3;a=b", b"4;a=b")
 
     async def test() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-        for request in (slow(b"/v0/topics/b"), fast(headers=b"X-Odd: 1\r\n")[:-1], bad):
+        for request in (slow(b"/v0/topics/wait"), fast(headers=b"X-Odd: 1\r\n")[:-1], bad):
             world = World()
             connection, transport = world.connect()
             connection.data_received(before) if before else None
@@ -278,7 +264,8 @@ def test_a_connection_lost_in_the_turn_of_its_request(before: bytes) -> None:
             gc.collect()
             statuses = [status for status, _, _ in answers(transport.out)]
             assert statuses == [200] * bool(before) + [400] * (request is bad)
-            assert len(world.admission.handled) == bool(before) and not others()
+            assert len(world.admission.handled) == bool(before) + len(world.admission.waiting)
+            assert not others()
 
     run(test)
     assert faults == []
@@ -291,7 +278,7 @@ def test_a_connection_lost_in_the_turn_of_its_request(before: bytes) -> None:
 )
 def test_a_client_that_leaves_in_its_body_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        for turns in range(8):  # of aiohttp's tasks, until the client is gone
+        for turns in range(2):  # of the loop, until the client is gone
             for path in (b"/v0/topics/a/delete", b"/refused"):
                 for request in (fast(path, b"body"), chunked(path, b"body")):
                     world = World()
@@ -319,7 +306,7 @@ def test_a_refused_body_that_is_too_long_to_read_ends_the_connection() -> None:
             # The rest is read for a while and thrown away, so that the answer is not lost.
             assert transport.ended and not transport.closed and transport.reads
             connection.data_received(fast())
-            assert not world.admission.handled and not connection._buffer and not others()
+            assert not world.admission.handled and not connection.session.buffered and not others()
             world.sweep(connection, after_us=LINGER_US + 1)
             assert transport.closed
 
@@ -453,7 +440,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(part: bytes) -> None:
         await rest()
         [(status, head, body)] = answers(transport.out)
         assert status == 408 and b"Connection: close" in head and body["error"]["code"] == "request_timeout"
-        assert transport.ended and connection.state is CLOSING
+        assert transport.ended and connection.session.state is CLOSED
         assert len(world.admission.handled) == 2 and not others()
 
     run(test)
