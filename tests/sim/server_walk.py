@@ -424,7 +424,7 @@ def main() -> int:
     parser.add_argument("--until", type=int, help="run all seeds up to this one")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--digest", action="store_true", help="print one number for the whole story")
+    parser.add_argument("--digest", action="store_true", help="print one digest of the whole run")
     parser.add_argument("--save", type=Path, help="write the history of the last seed told here")
     options = parser.parse_args()
     totals: Counter[str] = Counter()

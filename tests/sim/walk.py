@@ -111,7 +111,7 @@ class Walk:
         driver.open()
         for number in range(self.steps):
             self.step_number = number
-            step = self.rng.choices(*(STORY_OF_TIERS if self.tiers else STORY))[0]
+            step = self.rng.choices(*(WEIGHTS_WITH_TIERS if self.tiers else WEIGHTS))[0]
             try:
                 self._say(step.__name__)
                 step(self)
@@ -412,7 +412,7 @@ class Walk:
         self._say("  back after", how)
 
 
-STORY = (
+WEIGHTS = (
     [
         Walk.one_write, Walk.some_writes, Walk.mixed_turn, Walk.some_reads, Walk.poll, Walk.a_job, Walk.drain,
         Walk.pass_time, Walk.wall_jumps, Walk.checkpoint, Walk.compare, Walk.restart, Walk.stop_short, Walk.plan_crash,
@@ -421,9 +421,9 @@ STORY = (
     [60, 14, 14, 24, 6, 34, 8, 14, 2, 6, 5, 3, 4, 8, 4, 2, 2],
 )  # fmt: skip
 
-STORY_OF_TIERS = (
-    [*STORY[0], Walk.store_fails, Walk.store_is_down, Walk.plan_crash_in_store, Walk.checkpoint],
-    [*STORY[1], 5, 4, 8, 24],
+WEIGHTS_WITH_TIERS = (
+    [*WEIGHTS[0], Walk.store_fails, Walk.store_is_down, Walk.plan_crash_in_store, Walk.checkpoint],
+    [*WEIGHTS[1], 5, 4, 8, 24],
 )
 
 

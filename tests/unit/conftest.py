@@ -1,4 +1,4 @@
-"""Unit tests start no processes: one that tries to fails."""
+"""Unit tests start no processes: a test that tries to start one fails."""
 
 from __future__ import annotations
 

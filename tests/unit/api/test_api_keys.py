@@ -1,4 +1,4 @@
-"""Goal: an entry grants exactly what its text says, a doubtful one is refused, and no secret leaks on the way.
+"""Goal: an entry grants exactly what its text says, an ambiguous one is refused, and no secret is leaked.
 
 Method: one table of entries; properties over generated secrets.
 """

@@ -1,4 +1,4 @@
-"""A setting is declared once: whoever shows, takes or stores settings has it without naming it."""
+"""A setting is declared once: documents, requests and storage get it from the declaration."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONSUMER = set(ConsumerBody.__struct_fields__)
 
 
 def other(kind: Any, default: Any) -> Any:
-    """A value of a setting that is not its default."""
+    """A value of a setting that differs from its default."""
     found = msgspec.inspect.type_info(kind)
     while isinstance(found, msgspec.inspect.Metadata):
         found = found.type

@@ -1,6 +1,6 @@
-"""Goal: Host and Origin are judged as the interface says, however they are spelled.
+"""Goal: Host and Origin are checked as documented, in every spelling.
 
-Method: a table of each; what is not said to be fine is refused.
+Method: a table of each; everything that is not allowed is refused.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ PARENT = f"00-{TRACE}-{SPAN}-01"
         (PARENT, PARENT),
         (f"00-{TRACE}-{SPAN}-00", f"00-{TRACE}-{SPAN}-00"),
         (f"00-{TRACE}-{SPAN}-ff", f"00-{TRACE}-{SPAN}-ff"),
-        # Of a later version: what we know of it.
+        # A later version: the known fields are used.
         (f"01-{TRACE}-{SPAN}-01", PARENT),
         (f"cc-{TRACE}-{SPAN}-03-what the future brings", PARENT),
         (f"cc-{TRACE}-{SPAN}-02", f"00-{TRACE}-{SPAN}-00"),
@@ -56,7 +56,7 @@ def test_bytes_that_are_no_text() -> None:
     assert read_traceparent(b"00-" + b"\n" * 52) == ""
 
 
-# ---- into the meta
+# ---- in the record's meta
 
 
 def records(body: Any, trace: str = PARENT) -> cmd.Records:
@@ -93,7 +93,7 @@ def test_what_is_there_stays_as_it_is_written() -> None:
     text = b'{"records":[{"data": 1,"meta":{ "b" : 1.50, "a":[] } }]}'
     found = records(text)
     assert metas(found) == [b'{ "b" : 1.50, "a":[] ,' + OWN[1:]]
-    # What it takes is what it takes when compact.
+    # Its size is that of the compact form.
     assert found.sizes == [1 + len(b'{"b":1.50,"a":[],') + len(OWN) - 1]
     assert metas(records(one(meta={}))) == [OWN]
 

@@ -1,7 +1,7 @@
-"""Goal: `topics du` counts every byte once, under the right kind and topic, and copes with whatever it meets.
+"""Goal: `topics du` counts every byte once, under the right kind and topic, and copes with whatever it finds.
 
-Method: files that an engine left on a simulated disk, written to a real directory beside a cold one made of copies.
-Then the same with files damaged, vanishing while it looks, and with names that no text has.
+Method: files of an engine on a simulated disk, written to a real directory, with a cold one made of copies. Then the
+same with files that are damaged or vanish while it reads, and with names that are not valid text.
 """
 
 from __future__ import annotations

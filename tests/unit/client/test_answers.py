@@ -1,4 +1,4 @@
-"""The client knows what the server has: settings, options of calls, codes of errors; and accepts what newer ones send."""
+"""The client knows the server's settings, options of calls and error codes, and accepts those of newer servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_topic_and_consumer_settings_can_be_given() -> None:
 
 
 def test_a_client_decodes_values_that_it_does_not_know() -> None:
-    """A newer server may have more settings, and more values of the known ones."""
+    """A newer server may have more settings, and more values of known ones."""
     newer = {"type": "stack", "durability": "paper", "retention": "weather", "colour": "blue"}
     decoded = msgspec.convert(newer, answers.TopicConfig)
     assert (decoded.type, decoded.durability, decoded.ttl_ms) == ("stack", "paper", 0)
@@ -37,8 +37,7 @@ def test_what_can_be_asked_for_can_be_said() -> None:
     assert names(schemas.WriteBody) - {"records"} <= parameters(calls.write_many)
     assert names(schemas.RecordBody) - {"data_base64"} <= parameters(calls.write)
     assert names(schemas.DeleteBody) <= parameters(calls.delete)
-    # `node` of a read says whose records are left out, and is called so.
-    # Epochs are always asked for by who reads.
+    # `node` of a read says whose records are left out, and has another name here. Reads always request epochs.
     assert names(schemas.DiffBody) - {"node", "from_ts", "include_epoch"} <= parameters(calls.read)
     for call in (watch_streams.watch, watch_streams.tail):
         assert names(schemas.WatchBody) - {"node", "topics", "include_epoch"} <= parameters(call)
@@ -49,7 +48,7 @@ def test_what_can_be_asked_for_can_be_said() -> None:
 
 
 def test_every_code_has_its_exception() -> None:
-    # Codes of requests that this client does not make.
+    # Error codes of requests that this client does not make.
     others = {
         "method_not_allowed",
         "not_acceptable",

@@ -1,4 +1,4 @@
-"""How a producer gathers, without threads: which records go together, when, and what is told of them."""
+"""How a producer gathers batches, without threads: which records go together, when, and how results are reported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.client.test_flows import World, refusal
+from tests.unit.client.test_flows import ScriptedServer, refusal
 from topics.client import errors
 from topics.client.answers import Written
 from topics.client.batching import BATCH_RECORDS_MAX, Batcher, Batching, deliver
@@ -46,7 +46,7 @@ def test_what_does_not_fit_begins_another_one() -> None:
     batcher: Batcher[str] = Batcher("t", LONG)
     send(batcher, b"aaaa", 5.0)
     send(batcher, b"bbbbbbb", 5.2)
-    assert batcher.due_at() == 5.2  # nothing can join it any more
+    assert batcher.due_at() == 5.2  # no record can join it any more
     send(batcher, b"c", 5.3, is_bytes=True)
     assert [len(batcher.take().parts) for _ in range(3)] == [1, 1, 1]
 
@@ -60,7 +60,7 @@ def test_a_batch_has_no_more_records_than_a_write_takes() -> None:
 
 def test_the_buffer_counts_what_is_on_its_way() -> None:
     batcher: Batcher[str] = Batcher("t", LONG)
-    assert batcher.has_room(1000)  # there is nothing else
+    assert batcher.has_room(1000)  # nothing else is pending
     send(batcher, b"x" * 25)
     batch = batcher.take()
     assert (batcher.has_room(5), batcher.has_room(6)) == (True, False)
@@ -86,7 +86,7 @@ def test_failures_are_told_once() -> None:
 
 
 class Topic:
-    """Takes batches that have no bad record, and forgets some answers."""
+    """Accepts batches without a bad record, and loses some answers."""
 
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -122,7 +122,7 @@ class Topic:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_batches_are_written_once_in_order_and_without_the_bad_ones(seed: int) -> None:
-    topic, world = Topic(seed), World()
+    topic, world = Topic(seed), ScriptedServer()
     batcher: Batcher[str] = Batcher("t", Batching(max_batch_bytes=400))
     dice = random.Random(seed)
     values: list[Any] = ["bad" if dice.random() < 0.03 else i for i in range(200)]
@@ -148,8 +148,8 @@ def test_batches_are_written_once_in_order_and_without_the_bad_ones(seed: int) -
 
 
 def test_a_batch_that_may_be_written_is_not_taken_apart() -> None:
-    """Its halves have other keys: what was written with the first one would be written again."""
-    world = World(errors.Disconnected("u", "gone", "unknown"), refusal(400, "record_too_large"))
+    """Its halves have other keys: what was written with the first key would be written again."""
+    world = ScriptedServer(errors.Disconnected("u", "gone", "unknown"), refusal(400, "record_too_large"))
     batcher: Batcher[str] = Batcher("t", LONG)
     for _ in range(2):
         send(batcher, b"1")
@@ -159,7 +159,7 @@ def test_a_batch_that_may_be_written_is_not_taken_apart() -> None:
 
 
 def test_what_waited_long_is_not_tried_as_long_again() -> None:
-    world = World(*[errors.Disconnected("u", "gone", "none")] * 100)
+    world = ScriptedServer(*[errors.Disconnected("u", "gone", "none")] * 100)
     batcher: Batcher[str] = Batcher("t", LONG)
     send(batcher, b'{"data":1}', world.now - 50)
     (error,) = world.run(deliver(world.core, "t", Batching(deliver_for_s=60), batcher.take()))

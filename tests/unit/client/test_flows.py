@@ -1,4 +1,4 @@
-"""How calls go on over failures: driven by hand, with a clock that moves when told and dice that are known."""
+"""How calls continue after failures, with a clock and random numbers that the test controls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from topics.client.patterns import is_pattern, matches, prefix_of
 URL = "http://server"
 
 
-class World:
-    """Answers in the order of a script; sleeping moves the clock."""
+class ScriptedServer:
+    """A scripted server: answers in the order of the script; sleeping moves the clock."""
 
     def __init__(self, *script: Response | Exception, retries: Retries | None = None) -> None:
         self.now = 100.0
@@ -65,7 +65,7 @@ NOT_READY = refusal(503, "not_ready", "1")
 
 
 def test_a_write_is_repeated_with_the_same_key() -> None:
-    world = World(cut(), refusal(503, "not_ready", "1", outcome="unknown"), NOT_READY, OK)
+    world = ScriptedServer(cut(), refusal(503, "not_ready", "1", outcome="unknown"), NOT_READY, OK)
     assert world.run(write(world.core, "t", 1)).first_seq == 1
     keys = {request.headers["Idempotency-Key"] for request in world.sent}
     assert (len(world.sent), len(keys)) == (4, 1)
@@ -73,41 +73,41 @@ def test_a_write_is_repeated_with_the_same_key() -> None:
 
 
 def test_two_writes_have_two_keys() -> None:
-    world = World(OK, OK)
+    world = ScriptedServer(OK, OK)
     world.run(write(world.core, "t", 1))
     world.run(write(world.core, "t", 1))
     assert len({request.headers["Idempotency-Key"] for request in world.sent}) == 2
 
 
 def test_without_a_key_only_what_was_refused_is_repeated() -> None:
-    world = World(NOT_READY, cut("none"), refusal(429, "throttled", limit="pressure"), OK)
+    world = ScriptedServer(NOT_READY, cut("none"), refusal(429, "throttled", limit="pressure"), OK)
     world.run(write(world.core, "t", 1, idempotent=False))
     assert "Idempotency-Key" not in world.sent[0].headers
     for failure in (cut(), refusal(503, "not_ready", "1", outcome="unknown"), Response(502, b"<html>")):
-        world = World(failure)
+        world = ScriptedServer(failure)
         with pytest.raises(errors.ClientError) as caught:
             world.run(write(world.core, "t", 1, idempotent=False))
         assert (caught.value.outcome, world.pauses) == ("unknown", [])
 
 
 def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """After the first refused connection, and again only after the server has answered in between."""
+    """After the first refused connection, and again only after an answer in between."""
     refused = errors.Disconnected(URL, "connection refused", "none")
-    world = World(refused, refused, refused, OK, OK, refused, OK)
+    world = ScriptedServer(refused, refused, refused, OK, OK, refused, OK)
     world.run(write(world.core, "t", 1))
     assert caplog.messages == [f"cannot reach {URL}: connection refused; retrying for 30 s"]
     producer = dataclasses.replace(world.core, retries=Retries(for_s=60))
     world.run(write(producer, "t", 1))
     world.run(write(producer, "t", 1))
     assert [message.rpartition("for ")[2] for message in caplog.messages] == ["30 s", "60 s"]
-    world = World(refused, retries=Retries(for_s=0))
+    world = ScriptedServer(refused, retries=Retries(for_s=0))
     with pytest.raises(errors.Disconnected):
         world.run(write(world.core, "t", 1))
     assert len(caplog.messages) == 2  # a call that is tried once raises at once
 
 
 def test_pauses_double_within_their_bounds() -> None:
-    world = World(*[cut()] * 8, OK, retries=Retries(for_s=1000, first_s=1.0, most_s=8.0))
+    world = ScriptedServer(*[cut()] * 8, OK, retries=Retries(for_s=1000, first_s=1.0, most_s=8.0))
     world.run(write(world.core, "t", 1))
     for pause, most in zip(world.pauses, (1, 2, 4, 8, 8, 8, 8, 8), strict=True):
         assert most / 2 <= pause <= most
@@ -115,20 +115,20 @@ def test_pauses_double_within_their_bounds() -> None:
 
 
 def test_the_server_is_not_asked_sooner_than_it_says() -> None:
-    world = World(NOT_READY, refusal(429, "throttled", "1", retry_after_ms=2500), OK)
+    world = ScriptedServer(NOT_READY, refusal(429, "throttled", "1", retry_after_ms=2500), OK)
     world.run(write(world.core, "t", 1))
     assert 1.0 <= world.pauses[0] <= 1.25
     assert 2.5 <= world.pauses[1] <= 3.2
 
 
 def test_a_server_that_asks_for_no_pause_is_given_one() -> None:
-    world = World(*[refusal(503, "not_ready", "0")] * 5, OK)
+    world = ScriptedServer(*[refusal(503, "not_ready", "0")] * 5, OK)
     world.run(write(world.core, "t", 1))
     assert min(world.pauses) >= 0.05
 
 
 def test_it_gives_up_in_time_and_says_that_nobody_knows() -> None:
-    world = World(cut(), *[NOT_READY] * 100, retries=Retries(for_s=10))
+    world = ScriptedServer(cut(), *[NOT_READY] * 100, retries=Retries(for_s=10))
     with pytest.raises(errors.NotReady) as caught:
         world.run(write(world.core, "t", 1))
     # The last attempt was refused, but the first one was not.
@@ -152,14 +152,14 @@ def test_it_gives_up_in_time_and_says_that_nobody_knows() -> None:
     ],
 )
 def test_what_repeating_does_not_help_is_raised_at_once(answer: Response, kind: type) -> None:
-    world = World(answer)
+    world = ScriptedServer(answer)
     with pytest.raises(kind) as caught:
         world.run(write(world.core, "t", 1))
     assert (type(caught.value), world.pauses) == (kind, [])
 
 
 def test_probes_are_not_repeated() -> None:
-    world = World(NOT_READY)
+    world = ScriptedServer(NOT_READY)
     with pytest.raises(errors.NotReady):
         world.run(health(world.core))
 
@@ -172,13 +172,13 @@ def test_an_error_says_what_to_do() -> None:
 
 
 def test_nothing_is_repeated_for_zero_seconds() -> None:
-    world = World(NOT_READY, retries=Retries(for_s=0))
+    world = ScriptedServer(NOT_READY, retries=Retries(for_s=0))
     with pytest.raises(errors.NotReady):
         world.run(world.core.exchange(Request("GET", "/"), Repeat.SAFE))
 
 
 def test_times() -> None:
-    core = World().core
+    core = ScriptedServer().core
     assert as_ms(core, 5) == 5
     assert as_ms(core, datetime.timedelta(seconds=1)) == 999_000
     assert as_ms(core, datetime.datetime(1970, 1, 1, 0, 0, 1, tzinfo=datetime.UTC)) == 1000

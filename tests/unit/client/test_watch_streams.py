@@ -1,4 +1,6 @@
-"""A watch without a server: what it asks and hands on when connections break, sessions are forgotten and records repeated."""
+"""A watch without a server: its requests and results when connections break, sessions are forgotten and records
+repeated.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,10 @@ def made(wid: str = "1", **cursors: int) -> Response:
 GONE = Response(404, b'{"error":{"code":"not_found","message":"no such watch"}}')
 
 
-class World:
-    """Each request gets the next answer; an answer that is a list is a stream of these chunks, which then ends."""
+class ScriptedServer:
+    """A scripted server: each request gets the next answer; an answer that is a list is a stream of these chunks,
+    which then ends.
+    """
 
     def __init__(self, *script: Any) -> None:
         self.script = deque(script)
@@ -93,7 +97,7 @@ class World:
         raise AssertionError(effect)
 
     def read(self, source: Any, count: int = 1000) -> list[Any]:
-        """Items until there are so many, or the script is over."""
+        """This many items, or all until the end of the script."""
         found: list[Any] = []
         has_more = True
         while len(found) < count:
@@ -123,11 +127,11 @@ def cut() -> errors.Disconnected:
 
 
 def test_a_stream_goes_on_from_the_last_id_and_repeats_nothing() -> None:
-    world = World(
+    world = ScriptedServer(
         made(a=0),
         [records("a", "id-1", 1, "x", "y"), cut()],
         cut(),
-        [records("a", "id-2", 2, "y", "z")],  # a server that had not noticed how far we were
+        [records("a", "id-2", 2, "y", "z")],  # a server that had not noticed our position
     )
     source = tail(world.core, "a", start=0)
     assert data(world.read(source)) == ["x", "y", "z"]
@@ -142,7 +146,7 @@ def test_a_stream_goes_on_from_the_last_id_and_repeats_nothing() -> None:
 
 
 def test_a_forgotten_session_is_made_again_from_where_it_was() -> None:
-    world = World(
+    world = ScriptedServer(
         made(o_a=5, o_b=0),
         [records("o.a", "id-1", 6, "x"), records("o.c", "id-2", 1, "new")],
         GONE,
@@ -164,7 +168,7 @@ def test_a_forgotten_session_is_made_again_from_where_it_was() -> None:
         {"o.>": {"tail": True}},
         {"o.>": {"from_seq": 0}, "o.a": {"from_seq": 6}, "o.b": {"from_seq": 0}, "o.c": {"from_seq": 1}},
     ]
-    # The id of the old session means nothing to the new one.
+    # The id of the old session is invalid in the new one.
     assert [(path, last_id) for method, path, _, last_id in world.asked if method == "GET"] == [
         ("/v0/watch/1", None),
         ("/v0/watch/1", "id-2"),
@@ -176,11 +180,11 @@ def test_a_forgotten_session_is_made_again_from_where_it_was() -> None:
 
 def test_more_topics_than_a_request_can_name_lose_and_repeat_nothing() -> None:
     count = NAMES_MAX + 10
-    world = World(made(**{f"o_{i}": 0 for i in range(count)}))
+    world = ScriptedServer(made(**{f"o_{i}": 0 for i in range(count)}))
     world.script.append([records(f"o.{i}", f"id-{i}", 1, "first") for i in range(count)])
     world.script.append(GONE)
     world.script.append(made("2", **{f"o_{i}": 1 for i in range(count)}))
-    # Those that were not named come from their beginning.
+    # Unnamed topics start at their beginning.
     world.script.append(
         [records("o.0", "x", 1, "first", "second"), records(f"o.{count - 1}", "y", 2, "second")]
     )
@@ -191,7 +195,9 @@ def test_more_topics_than_a_request_can_name_lose_and_repeat_nothing() -> None:
 
 def test_an_event_that_was_cut_off_has_not_happened() -> None:
     whole = records("a", "id-1", 1, "x")
-    world = World(made(a=0), [whole[:-1]], made("2", a=0), [whole], [b"\n\n" + records("a", "id-2", 2, "y")])
+    world = ScriptedServer(
+        made(a=0), [whole[:-1]], made("2", a=0), [whole], [b"\n\n" + records("a", "id-2", 2, "y")]
+    )
     assert data(world.read(tail(world.core, "a", start=0))) == ["x", "y"]
     assert [last_id for method, _, _, last_id in world.asked if method == "GET"][:3] == [None, None, "id-1"]
 
@@ -200,21 +206,23 @@ def test_an_event_that_was_cut_off_has_not_happened() -> None:
     "first", [[b"retry: 10\n\n", cut()], [cut()], [], cut()], ids=["silent", "cut", "ended", "lost"]
 )
 def test_a_session_whose_first_events_were_lost_is_not_used_again(first: Any) -> None:
-    """The server would go on behind what it has sent, and we have no id that says that it did not come."""
-    world = World(made(a=3), first, made("2", a=3), [records("a", "id-1", 4, "x")])
+    """The server would continue after what it has sent, and we have no id to say that it did not arrive."""
+    world = ScriptedServer(made(a=3), first, made("2", a=3), [records("a", "id-1", 4, "x")])
     assert data(world.read(tail(world.core, "a"), 1)) == ["x"]
     assert world.bodies == [{"a": {"tail": True}}, {"a": {"from_seq": 3}}]
 
 
 def test_a_session_whose_stream_was_refused_is_used_again() -> None:
     busy = Response(429, b'{"error":{"code":"throttled","message":"later"}}', "1")
-    world = World(made(a=3), busy, busy, [records("a", "id-1", 4, "x")])
+    world = ScriptedServer(made(a=3), busy, busy, [records("a", "id-1", 4, "x")])
     assert data(world.read(tail(world.core, "a"), 1)) == ["x"]
     assert len(world.bodies) == 1
 
 
 def test_a_server_that_forgets_at_once_is_not_asked_without_a_pause() -> None:
-    world = World(made(a=3), GONE, made("2", a=3), GONE, made("3", a=3), [records("a", "id-1", 4, "x")])
+    world = ScriptedServer(
+        made(a=3), GONE, made("2", a=3), GONE, made("3", a=3), [records("a", "id-1", 4, "x")]
+    )
     assert data(world.read(tail(world.core, "a"), 1)) == ["x"]
     assert len(world.pauses) == 2
 
@@ -228,20 +236,20 @@ def test_gaps_that_lie_behind_us_are_no_news() -> None:
         "earliest_seq": 4,
         "head_seq": 6,
     }
-    world = World(made(a=5), [event("tombstone", "i", **gap) + records("a", "j", 4, "4", "5", "6")])
+    world = ScriptedServer(made(a=5), [event("tombstone", "i", **gap) + records("a", "j", 4, "4", "5", "6")])
     source = tail(world.core, "a", cursors={"a": 5})
     assert data(world.read(source)) == ["6"]
 
 
 def test_a_stream_is_not_asked_for_sooner_than_the_server_says() -> None:
     busy = Response(429, b'{"error":{"code":"throttled","message":"later"}}', "1")
-    world = World(made(a=0), busy, [records("a", "1", 1, "x")])
+    world = ScriptedServer(made(a=0), busy, [records("a", "1", 1, "x")])
     assert data(world.read(tail(world.core, "a", start=0), 1)) == ["x"]
     assert world.pauses[0] >= 1.0
 
 
 def test_cursors_stand_behind_what_was_handed_out() -> None:
-    world = World(made(a=0, b=0), [records("a", "1", 1, 1, 2, 3) + records("b", "2", 1, 4)])
+    world = ScriptedServer(made(a=0, b=0), [records("a", "1", 1, 1, 2, 3) + records("b", "2", 1, 4)])
     source = tail(world.core, "a", "b", start=0)
     assert source.cursors == {}
     seen = []
@@ -253,7 +261,7 @@ def test_cursors_stand_behind_what_was_handed_out() -> None:
 
 def test_a_topic_that_was_made_again_comes_from_its_beginning() -> None:
     gap = {"topic": "a", "reason": "recreated", "gap_from": 1, "gap_to": 2, "earliest_seq": 1, "head_seq": 2}
-    world = World(made(a=9), [event("tombstone", "i", **gap) + records("a", "j", 1, "x", "y")])
+    world = ScriptedServer(made(a=9), [event("tombstone", "i", **gap) + records("a", "j", 1, "x", "y")])
     source = tail(world.core, "a", start=9)
     with pytest.raises(errors.RecordsLost, match="created again"):
         world.read(source)
@@ -263,7 +271,9 @@ def test_a_topic_that_was_made_again_comes_from_its_beginning() -> None:
 
 def test_a_late_request_of_ours_that_took_the_session_over_is_left_alone() -> None:
     taken = event("error", code="taken_over", error="x", message="somebody else has it")
-    world = World(made(a=0), [records("a", "1", 1, "x") + taken], made("2", a=1), [records("a", "2", 2, "y")])
+    world = ScriptedServer(
+        made(a=0), [records("a", "1", 1, "x") + taken], made("2", a=1), [records("a", "2", 2, "y")]
+    )
     assert data(world.read(tail(world.core, "a", start=0))) == ["x", "y"]
     assert world.bodies[1] == {"a": {"from_seq": 1}}
     assert [path for method, path, _, _ in world.asked if method == "GET"][:2] == [
@@ -274,7 +284,7 @@ def test_a_late_request_of_ours_that_took_the_session_over_is_left_alone() -> No
 
 def test_an_opening_that_is_not_answered_is_tried_with_another_session() -> None:
     silence = errors.TimedOut(URL, "it does not answer in time", "none")
-    world = World(
+    world = ScriptedServer(
         made(a=0), [records("a", "1", 1, "x")], silence, made("2", a=1), [records("a", "2", 2, "y")]
     )
     assert data(world.read(tail(world.core, "a", start=0))) == ["x", "y"]
@@ -283,10 +293,10 @@ def test_an_opening_that_is_not_answered_is_tried_with_another_session() -> None
 
 def test_what_ends_it_for_good() -> None:
     refused = Response(403, b'{"error":{"code":"forbidden","message":"no"}}')
-    world = World(refused)
+    world = ScriptedServer(refused)
     with pytest.raises(errors.Forbidden):
         world.read(tail(world.core, "a"))
-    world = World(made(a=0), [records("a", "1", 1, "x")], refused)
+    world = ScriptedServer(made(a=0), [records("a", "1", 1, "x")], refused)
     source = tail(world.core, "a", start=0)
     assert data(world.read(source, 1)) == ["x"]
     with pytest.raises(errors.Forbidden):
@@ -296,7 +306,7 @@ def test_what_ends_it_for_good() -> None:
 
 
 def test_a_session_that_is_gone_and_advice() -> None:
-    world = World(
+    world = ScriptedServer(
         made(a=0),
         [event("error", code=410, error="gone", message="gone")],
         made("2", a=0),
@@ -310,13 +320,13 @@ def test_a_session_that_is_gone_and_advice() -> None:
         "Records",
         "Interrupted",
     ]
-    world = World(made(a=0), [event("error", code=429, error="x", message="too many topics")])
+    world = ScriptedServer(made(a=0), [event("error", code=429, error="x", message="too many topics")])
     with pytest.raises(errors.Throttled, match="too many topics"):
         world.read(tail(world.core, "a"))
 
 
 def test_a_first_opening_is_not_tried_for_ever() -> None:
-    world = World(made(a=0))
+    world = ScriptedServer(made(a=0))
     world.script.extend([cut() for _ in range(1000)])
     clock = iter(range(10_000))
     world.core.now = lambda: float(next(clock))
@@ -326,7 +336,7 @@ def test_a_first_opening_is_not_tried_for_ever() -> None:
 
 
 def test_a_later_one_is() -> None:
-    world = World(made(a=0), [records("a", "1", 1, "x")])
+    world = ScriptedServer(made(a=0), [records("a", "1", 1, "x")])
     world.script.extend([cut() for _ in range(1000)])
     world.script.append([records("a", "2", 2, "y")])
     assert data(world.read(tail(world.core, "a", start=0), 2)) == ["x", "y"]

@@ -1,4 +1,4 @@
-"""What the pages say about the code is there: every file that is named, and every function of docs/how-it-works.md."""
+"""The files that the pages name exist, and so do the functions that docs/how-it-works.md names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_file_that_a_page_names_is_there() -> None:
 
 @functools.cache
 def names_in(path: str) -> set[str]:
-    """Functions, classes, and methods as `Class.method`, also those that a class inherits from others in its file."""
+    """Functions, classes, and methods as `Class.method`, including those inherited from classes of the same file."""
     found: set[str] = set()
     for node in ast.parse((ROOT / path).read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

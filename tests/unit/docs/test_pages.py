@@ -1,4 +1,6 @@
-"""The pages are true: links lead somewhere, and names and figures are those of the code. (Code blocks: tests/integration/test_pages.py.)"""
+"""The pages are correct: links have a target, and names and figures are those of the code. (Code blocks:
+tests/integration/test_pages.py.)
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,13 @@ API = ROOT / "topics" / "api"
 
 
 def plain(markdown: str) -> str:
-    """Without what stands in code: that is no link and no heading."""
+    """The text without code, which has neither links nor headings."""
     text = re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", lambda code: "x" * len(code[0]), text)
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that headings get: lower case, no punctuation, dashes for blanks; the second of a name ends with -1."""
+    """The anchors of headings: lower case, no punctuation, dashes for blanks; the second one of a name ends with -1."""
     found: dict[str, int] = {}
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE):
@@ -83,7 +85,9 @@ def test_pages_count_the_points_behind_alike() -> None:
 
 
 def test_the_readme_has_the_figures_of_the_benchmarks() -> None:
-    """Ratios to Redis Streams as ranges: reads by one client; batches, and reads of both sizes, with 16 clients or more."""
+    """Ratios to Redis Streams as ranges: reads by one client; batches, and reads of both sizes, with 16 clients or
+    more.
+    """
     row = next(
         line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| How fast")
     )

@@ -1,4 +1,5 @@
-"""Goal: messages arrive whole and in order however the bytes are cut, and neither end ever blocks or outlives the other unnoticed.
+"""Goal: messages arrive complete and in order however the bytes are cut; neither end blocks, and each notices when
+the other dies.
 
 Method: both ends of a real socket pair in one process.
 """

@@ -1,4 +1,4 @@
-"""Goal: what one process packs, another reads back; and what is not whole is refused as a whole.
+"""Goal: decoding returns what was encoded, and incomplete messages are refused as a whole.
 
 Method: round trips over arbitrary items, then every prefix of a valid message.
 """
@@ -133,7 +133,7 @@ def test_an_item_cut_anywhere_is_refused(item: Any, pack: Any, read: Any) -> Non
 
 @BOTH
 def test_what_stands_before_a_cut_item_can_be_used(item: Any, pack: Any, read: Any) -> None:
-    """The sender waits for its answers to the whole ones, and has none to wait for from the rest."""
+    """The sender waits for answers to the complete items, and not for the rest."""
     whole = pack(item) + item.body
     items = read(wire.message_head(1) + whole + whole[:-1])
     assert next(items) == item

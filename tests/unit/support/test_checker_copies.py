@@ -1,7 +1,8 @@
-"""Goal: the checker blames a router that loses, repeats, invents, miscounts or hides copies, by the right name, and nothing else.
+"""Goal: the checker reports a router that loses, repeats, invents, miscounts or hides copies, under the right rule,
+and nothing else.
 
-Method: histories told by hand, as in test_checker, with a router of a few lines. A read of a dest copies first, as it should;
-what is wrong is done behind its back.
+Method: histories built by hand, as in test_checker, with a router of a few lines. A read of a dest copies first, as
+it should; the test makes histories illegal by changing the server's state.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import pytest
 from tests.support.checker import Unknown, assert_ok, check
 from tests.support.checker.routers import long_form
 from tests.support.checker.rules import filter_of
-from tests.support.checker_tale import Held, Row, Tale
 from tests.support.history import Op
-from tests.unit.support.test_checker_batches import BatchTale
+from tests.support.scripted_server import Row, ScriptedServer, StoredTopic
+from tests.unit.support.test_checker_batches import BatchServer
 
 FSYNC = {"durability": "fsync"}
 FORM = ("source", "dest", "preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee")
@@ -31,15 +32,15 @@ DEFAULTS: Row = {
 
 @dataclass
 class Way:
-    """A router that is there."""
+    """An existing router."""
 
     form: Row
     marks: dict[str, int] = field(default_factory=dict)
     total: int = 0
 
 
-class RouterTale(Tale):
-    """Records go from `a` to `b`, if nothing else is said."""
+class RouterServer(ScriptedServer):
+    """Records go from `a` to `b` by default."""
 
     def __init__(self, source: Row = FSYNC, dest: Row = FSYNC) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class RouterTale(Tale):
     # -- the server ------------------------------------------------------------------------------------------
 
     def copy(self) -> None:
-        for name, way in [*self.ways.items()] * 2:  # what was copied may be copied on
+        for name, way in [*self.ways.items()] * 2:  # copies may be copied again
             source, dest = self.held[way.form["source"]], self.held[way.form["dest"]]
             mark = way.marks.get(way.form["source"], 0)
             for seq in sorted(source.live):
@@ -66,7 +67,7 @@ class RouterTale(Tale):
                     self.copy_one(name, seq, way, source, dest)
             way.marks[way.form["source"]] = source.head
 
-    def copy_one(self, name: str, seq: int, way: Way, source: Held, dest: Held) -> None:
+    def copy_one(self, name: str, seq: int, way: Way, source: StoredTopic, dest: StoredTopic) -> None:
         row = dict(source.live[seq])
         match = filter_of(way.form["filter"])
         if match is not None and not match(row.get("$tag")):
@@ -96,7 +97,7 @@ class RouterTale(Tale):
         form["filter"] = long_form(form["filter"])
         created = op.topic not in self.ways
         for topic in (form["source"], form["dest"]):
-            self.held.setdefault(topic, Held())
+            self.held.setdefault(topic, StoredTopic())
         way = self.ways.setdefault(op.topic, Way(form, {form["source"]: self.held[form["source"]].head}))
         way.form = form
         return (201 if created else 200), {"router": op.topic, "created": created, **form}
@@ -130,89 +131,89 @@ class RouterTale(Tale):
 
 
 def test_a_life_of_a_router() -> None:
-    tale = RouterTale()
-    tale.write(2, "a", tag="x")
-    tale.route()
-    tale.write(3, "a", tag="x", node="n")
-    tale.write(1, "b", client="b")
-    tale.page()
-    tale.ask("router", "r")
-    tale.write(2, "a")
-    tale.ask("state", "b")
-    tale.page()
-    tale.ask("routers", "")
-    tale.ask("drop_router", "r")
-    tale.write(1, "a")
-    tale.page()
-    tale.ask("router", "r")
-    tale.ask("drop_router", "r")
-    assert_ok(tale.history)
+    server = RouterServer()
+    server.write(2, "a", tag="x")
+    server.route()
+    server.write(3, "a", tag="x", node="n")
+    server.write(1, "b", client="b")
+    server.page()
+    server.ask("router", "r")
+    server.write(2, "a")
+    server.ask("state", "b")
+    server.page()
+    server.ask("routers", "")
+    server.ask("drop_router", "r")
+    server.write(1, "a")
+    server.page()
+    server.ask("router", "r")
+    server.ask("drop_router", "r")
+    assert_ok(server.history)
 
 
 def test_filters_and_what_stays_behind() -> None:
-    tale = RouterTale()
-    tale.route(filter="x*", preserve_tag=False, preserve_node=False)
+    server = RouterServer()
+    server.route(filter="x*", preserve_tag=False, preserve_node=False)
     for tag in ("x.1", "y", None):
-        tale.write(1, "a", tag=tag, node="n")
-    page = tale.page()
+        server.write(1, "a", tag=tag, node="n")
+    page = server.page()
     assert len(page.answer["records"]) == 1
-    tale.route("r", filter=["tag", "Eq", "y"], preserve_tag=False, preserve_node=False)
-    tale.write(1, "a", tag="y")
-    tale.page()
-    tale.ask("router", "r")
-    assert_ok(tale.history)
+    server.route("r", filter=["tag", "Eq", "y"], preserve_tag=False, preserve_node=False)
+    server.write(1, "a", tag="y")
+    server.page()
+    server.ask("router", "r")
+    assert_ok(server.history)
 
 
 def test_a_chain_and_two_routers_of_one_way() -> None:
-    tale = RouterTale()
-    tale.route("r")
-    tale.route("s", filter="x")
-    tale.route("t", "b", "c", guarantee="exactly_once")
-    tale.write(2, "a", tag="x")
-    assert len(tale.page().answer["records"]) == 4
-    tale.page("c")
-    tale.ask("router", "t")
-    assert_ok(tale.history)
+    server = RouterServer()
+    server.route("r")
+    server.route("s", filter="x")
+    server.route("t", "b", "c", guarantee="exactly_once")
+    server.write(2, "a", tag="x")
+    assert len(server.page().answer["records"]) == 4
+    server.page("c")
+    server.ask("router", "t")
+    assert_ok(server.history)
 
 
 def test_whoever_says_that_it_did_not_wait_may_have_less() -> None:
-    tale = RouterTale()
-    tale.route()
-    tale.stuck = tale.late = True
-    tale.write(2, "a")
-    tale.page()
-    tale.ask("router", "r")
-    tale.stuck = tale.late = False
-    tale.page()
-    assert_ok(tale.history)
+    server = RouterServer()
+    server.route()
+    server.stuck = server.late = True
+    server.write(2, "a")
+    server.page()
+    server.ask("router", "r")
+    server.stuck = server.late = False
+    server.page()
+    assert_ok(server.history)
 
 
 def test_a_full_dest_has_less_and_skips_nothing() -> None:
-    tale = RouterTale(dest={"discard": "reject", "cap_records": 2})
-    tale.route()
-    tale.write(2, "a")
-    tale.page()
-    tale.stuck = True
-    tale.write(2, "a")
-    tale.page()
-    assert_ok(tale.history)
+    server = RouterServer(dest={"discard": "reject", "cap_records": 2})
+    server.route()
+    server.write(2, "a")
+    server.page()
+    server.stuck = True
+    server.write(2, "a")
+    server.page()
+    assert_ok(server.history)
 
 
 def test_what_the_source_lost_is_a_hole_in_the_dest() -> None:
-    tale = RouterTale(source={"durability": "fsync", "cap_records": 2})
-    tale.route()
-    tale.write(1, "a")
-    tale.page()
-    tale.write(3, "a")
-    trim(tale, 2)
-    tale.page()
-    tale.page(from_seq=1)
-    assert_ok(tale.history)
+    server = RouterServer(source={"durability": "fsync", "cap_records": 2})
+    server.route()
+    server.write(1, "a")
+    server.page()
+    server.write(3, "a")
+    trim(server, 2)
+    server.page()
+    server.page(from_seq=1)
+    assert_ok(server.history)
 
 
-def trim(tale: RouterTale, *seqs: int) -> None:
-    """The source loses these before they are copied, and the dest says so."""
-    source, dest = tale.held["a"], tale.held["b"]
+def trim(server: RouterServer, *seqs: int) -> None:
+    """The source loses these before they are copied, and the dest announces it."""
+    source, dest = server.held["a"], server.held["b"]
     source.gaps = [(1, max(seqs), "cap")]
     for seq in range(1, max(seqs) + 1):
         source.live.pop(seq, None)
@@ -221,38 +222,38 @@ def trim(tale: RouterTale, *seqs: int) -> None:
 
 
 def test_copies_that_a_power_cut_took_come_again() -> None:
-    tale = RouterTale(dest={})
-    tale.route()
-    tale.write(3, "a")
-    tale.page()
-    tale.event("power")
-    dest = tale.held["b"]
+    server = RouterServer(dest={})
+    server.route()
+    server.write(3, "a")
+    server.page()
+    server.event("power")
+    dest = server.held["b"]
     for seq in (2, 3):
         del dest.live[seq]
     dest.gaps = [(2, 9, "crash")]
     dest.head = 9
-    tale.ways["r"].marks["a"], tale.ways["r"].total = 1, 1
-    tale.page()
-    tale.page(from_seq=1)
-    tale.ask("router", "r")
-    assert_ok(tale.history)
+    server.ways["r"].marks["a"], server.ways["r"].total = 1, 1
+    server.page()
+    server.page(from_seq=1)
+    server.ask("router", "r")
+    assert_ok(server.history)
 
 
 def test_a_source_in_memory_uses_its_seqs_again() -> None:
-    tale = RouterTale(source={"durability": "memory"})
-    tale.route()
-    tale.write(3, "a")
-    tale.page()
-    tale.event("kill", "a")
-    tale.held["a"] = Held(tale.held["a"].config)
-    tale.ways["r"].marks["a"] = 0
-    tale.write(2, "a")
-    tale.page()
-    tale.page("a")
-    assert_ok(tale.history)
+    server = RouterServer(source={"durability": "memory"})
+    server.route()
+    server.write(3, "a")
+    server.page()
+    server.event("kill", "a")
+    server.held["a"] = StoredTopic(server.held["a"].config)
+    server.ways["r"].marks["a"] = 0
+    server.write(2, "a")
+    server.page()
+    server.page("a")
+    assert_ok(server.history)
 
 
-class CopiedBatches(BatchTale, RouterTale):
+class CopiedBatches(BatchServer, RouterServer):
     """A large batch for a topic that is copied, and that a crash empties."""
 
     def __init__(self, durability: str = "ephemeral") -> None:
@@ -268,79 +269,79 @@ class CopiedBatches(BatchTale, RouterTale):
 
     def crash(self) -> None:
         self.event("kill", "t")
-        self.held["t"] = Held(self.held["t"].config)
+        self.held["t"] = StoredTopic(self.held["t"].config)
         self.ways["r"].marks["t"] = 0
 
 
 def test_a_batch_that_begins_again_in_the_source_is_copied_again() -> None:
-    tale = CopiedBatches()
-    tale.append_and_copy(2)
-    tale.crash()
-    tale.lose(tale.commit_sent)
-    tale.append_and_copy(3)
-    tale.event("calm")
-    tale.page("t")
-    tale.page()
-    tale.ask("router", "r")
-    assert_ok(tale.history)
+    server = CopiedBatches()
+    server.append_and_copy(2)
+    server.crash()
+    server.lose(server.commit_sent)
+    server.append_and_copy(3)
+    server.event("calm")
+    server.page("t")
+    server.page()
+    server.ask("router", "r")
+    assert_ok(server.history)
 
 
 def test_a_topic_takes_its_routers_with_it() -> None:
-    tale = RouterTale()
-    tale.route()
-    tale.write(2, "a")
-    tale.page()
-    tale.ask("drop", "b")
-    tale.ask("router", "r")
-    tale.route()
-    tale.write(1, "a")
-    tale.page()
-    assert_ok(tale.history)
+    server = RouterServer()
+    server.route()
+    server.write(2, "a")
+    server.page()
+    server.ask("drop", "b")
+    server.ask("router", "r")
+    server.route()
+    server.write(1, "a")
+    server.page()
+    assert_ok(server.history)
 
 
 def test_what_is_not_known_to_have_been_done_may_be_either() -> None:
-    tale = RouterTale()
-    tale.lose(tale.send("put_router", "r", source="a", dest="b"), executed=True)
-    tale.write(2, "a")
-    tale.page()
-    tale.lose(tale.send("drop_router", "r"))
-    tale.write(2, "a")
-    tale.page()
-    tale.stuck = True
-    tale.write(2, "a")
-    tale.page()
-    assert_ok(tale.history)
+    server = RouterServer()
+    server.lose(server.send("put_router", "r", source="a", dest="b"), executed=True)
+    server.write(2, "a")
+    server.page()
+    server.lose(server.send("drop_router", "r"))
+    server.write(2, "a")
+    server.page()
+    server.stuck = True
+    server.write(2, "a")
+    server.page()
+    assert_ok(server.history)
 
 
 def test_circles() -> None:
-    tale = RouterTale()
-    tale.route(allow_cycle=True)
-    tale.route("back", "b", "a", allow_cycle=True)
-    tale.write(2, "a")
-    assert len(tale.page().answer["records"]) > 2
-    tale.page("a")
-    assert_ok(tale.history)
+    server = RouterServer()
+    server.route(allow_cycle=True)
+    server.route("back", "b", "a", allow_cycle=True)
+    server.write(2, "a")
+    assert len(server.page().answer["records"]) > 2
+    server.page("a")
+    assert_ok(server.history)
 
 
 # -- broken --------------------------------------------------------------------------------------------------
 
 
-def rules_of(tale: RouterTale) -> set[str]:
-    return {problem.rule for problem in check(tale.history)}
+def rules_of(server: RouterServer) -> set[str]:
+    return {problem.rule for problem in check(server.history)}
 
 
-def with_copies(count: int = 4, **form: Any) -> RouterTale:
-    """All but the last page, in which something will be wrong."""
-    tale = RouterTale()
-    tale.route(**form)
-    tale.write(count, "a", tag="x", node="n")
-    tale.copy()
-    return tale
+def with_copies(count: int = 4, **form: Any) -> RouterServer:
+    """Everything but the last page, which will be illegal."""
+    server = RouterServer()
+    server.route(**form)
+    server.write(count, "a", tag="x", node="n")
+    server.copy()
+    return server
 
 
-def shift(tale: RouterTale, order: list[int]) -> None:
+def shift(server: RouterServer, order: list[int]) -> None:
     """The copies of the dest in another order, or more or fewer of them."""
-    dest = tale.held["b"]
+    dest = server.held["b"]
     rows = [dest.live[seq] for seq in order]
     dest.head = len(rows)
     dest.live = {i: {**row, "$seq": i, "$ts": 2000 + i} for i, row in enumerate(rows, 1)}
@@ -357,13 +358,13 @@ def shift(tale: RouterTale, order: list[int]) -> None:
     ],
 )
 def test_copies_that_are_not_there_once_and_in_order(order: list[int], rule: set[str]) -> None:
-    tale = with_copies()
-    shift(tale, order)
-    tale.ways["r"].total = len(order)
-    tale.page()
+    server = with_copies()
+    shift(server, order)
+    server.ways["r"].total = len(order)
+    server.page()
     if "total" in rule:
-        tale.ask("router", "r")
-    found = rules_of(tale)
+        server.ask("router", "r")
+    found = rules_of(server)
     assert rule <= found
     assert found <= rule | {"copy-missing", "copy-skipped", "copied-twice"}
 
@@ -378,171 +379,171 @@ def test_copies_that_are_not_there_once_and_in_order(order: list[int], rule: set
     ],
 )
 def test_a_copy_that_is_another_record(change: Row, rule: str) -> None:
-    tale = with_copies()
-    tale.held["b"].live[2] |= change
-    tale.page()
-    assert rule in rules_of(tale)
+    server = with_copies()
+    server.held["b"].live[2] |= change
+    server.page()
+    assert rule in rules_of(server)
 
 
 @pytest.mark.parametrize("flag", ["preserve_tag", "preserve_node"])
 def test_a_copy_with_what_should_stay_behind(flag: str) -> None:
-    tale = with_copies(**{flag: False})
-    tale.held["b"].live[1]["$tag" if flag == "preserve_tag" else "$node"] = "x"
-    tale.page()
-    assert "altered" in rules_of(tale)
+    server = with_copies(**{flag: False})
+    server.held["b"].live[1]["$tag" if flag == "preserve_tag" else "$node"] = "x"
+    server.page()
+    assert "altered" in rules_of(server)
 
 
 def test_a_record_that_the_filter_does_not_let_through() -> None:
-    tale = with_copies(filter="y*")
-    assert tale.held["b"].head == 0
-    way = tale.ways["r"]
+    server = with_copies(filter="y*")
+    assert server.held["b"].head == 0
+    way = server.ways["r"]
     way.form = way.form | {"filter": None}
-    tale.copy_one("r", 1, way, tale.held["a"], tale.held["b"])
+    server.copy_one("r", 1, way, server.held["a"], server.held["b"])
     way.form = way.form | {"filter": "y*"}
-    tale.page()
-    assert "invented" in rules_of(tale)
+    server.page()
+    assert "invented" in rules_of(server)
 
 
 def test_a_batch_that_is_copied_more_often_than_it_began() -> None:
-    tale = CopiedBatches()
-    tale.append_and_copy(2)
-    tale.crash()
-    tale.lose(tale.commit_sent)
-    tale.append_and_copy(3)
-    tale.ways["r"].marks["t"] = 0
-    tale.copy()
-    tale.event("calm")
-    tale.page()
-    assert "copied-twice" in rules_of(tale)
+    server = CopiedBatches()
+    server.append_and_copy(2)
+    server.crash()
+    server.lose(server.commit_sent)
+    server.append_and_copy(3)
+    server.ways["r"].marks["t"] = 0
+    server.copy()
+    server.event("calm")
+    server.page()
+    assert "copied-twice" in rules_of(server)
 
 
 def test_a_batch_that_is_copied_again_after_its_end() -> None:
-    tale = CopiedBatches()
-    tale.append_and_copy(3)
-    tale.tell(tale.commit_sent, (200, tale.committed(f"{1:016x}")))
-    tale.crash()
-    tale.append_and_copy(3)
-    tale.page()
-    assert "copied-twice" in rules_of(tale)
+    server = CopiedBatches()
+    server.append_and_copy(3)
+    server.reply(server.commit_sent, (200, server.committed(f"{1:016x}")))
+    server.crash()
+    server.append_and_copy(3)
+    server.page()
+    assert "copied-twice" in rules_of(server)
 
 
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 def test_a_batch_that_is_copied_again_though_its_source_has_it(durability: str) -> None:
-    tale = CopiedBatches(durability)
-    tale.append_and_copy(2)
-    tale.event("kill", "t")
-    tale.lose(tale.commit_sent)
-    tale.append(1, tale.chunks[2:])
-    tale.ways["r"].marks["t"] = 0
-    tale.copy()
-    tale.event("calm")
-    tale.page()
-    assert "copied-twice" in rules_of(tale)
+    server = CopiedBatches(durability)
+    server.append_and_copy(2)
+    server.event("kill", "t")
+    server.lose(server.commit_sent)
+    server.append(1, server.chunks[2:])
+    server.ways["r"].marks["t"] = 0
+    server.copy()
+    server.event("calm")
+    server.page()
+    assert "copied-twice" in rules_of(server)
 
 
 def test_a_record_from_before_the_router() -> None:
-    tale = RouterTale()
-    tale.write(2, "a")
-    tale.route()
-    tale.ways["r"].marks["a"] = 1
-    tale.page()
-    assert "invented" in rules_of(tale)
+    server = RouterServer()
+    server.write(2, "a")
+    server.route()
+    server.ways["r"].marks["a"] = 1
+    server.page()
+    assert "invented" in rules_of(server)
 
 
 def test_a_copy_after_the_end_of_its_router() -> None:
-    tale = with_copies()
-    way = tale.ways["r"]
-    tale.ask("drop_router", "r")
-    tale.write(1, "a")
-    tale.copy_one("r", 5, way, tale.held["a"], tale.held["b"])
-    tale.page()
-    assert "invented" in rules_of(tale)
+    server = with_copies()
+    way = server.ways["r"]
+    server.ask("drop_router", "r")
+    server.write(1, "a")
+    server.copy_one("r", 5, way, server.held["a"], server.held["b"])
+    server.page()
+    assert "invented" in rules_of(server)
 
 
 def test_a_copy_in_a_dest_that_was_made_again() -> None:
-    tale = with_copies()
-    way = tale.ways["r"]
-    tale.page()
-    tale.ask("drop", "b")
-    tale.ask("put", "b", **FSYNC)
-    tale.copy_one("r", 4, way, tale.held["a"], tale.held["b"])
-    tale.page()
-    assert "dropped-visible" in rules_of(tale)
+    server = with_copies()
+    way = server.ways["r"]
+    server.page()
+    server.ask("drop", "b")
+    server.ask("put", "b", **FSYNC)
+    server.copy_one("r", 4, way, server.held["a"], server.held["b"])
+    server.page()
+    assert "dropped-visible" in rules_of(server)
 
 
 def test_a_look_that_is_too_early() -> None:
     for kind in ("state", "diff"):
-        tale = with_copies(1)
-        tale.page()
-        tale.write(1, "a")
-        tale.stuck = True
-        tale.ask(kind, "b", **({"from_seq": 1} if kind == "diff" else {}))
-        tale.stuck = False
-        tale.page()
-        assert rules_of(tale) == {"stale"}
+        server = with_copies(1)
+        server.page()
+        server.write(1, "a")
+        server.stuck = True
+        server.ask(kind, "b", **({"from_seq": 1} if kind == "diff" else {}))
+        server.stuck = False
+        server.page()
+        assert rules_of(server) == {"stale"}
 
 
 def test_a_chain_of_which_the_end_is_missing() -> None:
-    tale = RouterTale()
-    tale.route("r")
-    tale.route("s", "b", "c")
-    tale.write(3, "a")
-    tale.page("b")
-    tale.held["c"] = Held()
-    tale.page("c")
-    assert rules_of(tale) == {"copy-missing"}
+    server = RouterServer()
+    server.route("r")
+    server.route("s", "b", "c")
+    server.write(3, "a")
+    server.page("b")
+    server.held["c"] = StoredTopic()
+    server.page("c")
+    assert rules_of(server) == {"copy-missing"}
 
 
 def test_a_full_dest_that_skips_a_record() -> None:
-    tale = RouterTale(dest={**FSYNC, "discard": "reject", "cap_records": 3})
-    tale.route()
-    tale.write(4, "a")
-    tale.copy()
-    shift(tale, [1, 2, 4])
-    tale.page()
-    assert "copy-skipped" in rules_of(tale)
+    server = RouterServer(dest={**FSYNC, "discard": "reject", "cap_records": 3})
+    server.route()
+    server.write(4, "a")
+    server.copy()
+    shift(server, [1, 2, 4])
+    server.page()
+    assert "copy-skipped" in rules_of(server)
 
 
 def test_a_loss_of_the_source_that_is_not_announced() -> None:
-    tale = RouterTale(source={**FSYNC, "cap_records": 2})
-    tale.route()
-    tale.write(1, "a")
-    tale.page()
-    tale.write(3, "a")
-    source = tale.held["a"]
+    server = RouterServer(source={**FSYNC, "cap_records": 2})
+    server.route()
+    server.write(1, "a")
+    server.page()
+    server.write(3, "a")
+    source = server.held["a"]
     source.gaps, source.live = [(1, 2, "cap")], {seq: source.live[seq] for seq in (3, 4)}
-    tale.page()
-    assert "copy-skipped" in rules_of(tale)
+    server.page()
+    assert "copy-skipped" in rules_of(server)
 
 
 def test_a_loss_that_no_source_can_have_had() -> None:
-    tale = with_copies()
-    dest = tale.held["b"]
+    server = with_copies()
+    dest = server.held["b"]
     dest.gaps, dest.head = [(5, 6, "source_trim")], 6
-    tale.page(from_seq=4)
-    assert "tombstone" in rules_of(tale)
+    server.page(from_seq=4)
+    assert "tombstone" in rules_of(server)
 
 
 @pytest.mark.parametrize(
     ("totals", "is_wrong"), [((4, 4), False), ((4, 3), True), ((5, 5), True), ((3, 4), True)]
 )
 def test_totals(totals: tuple[int, int], is_wrong: bool) -> None:
-    tale = with_copies()
+    server = with_copies()
     for total in totals:
-        tale.ways["r"].total = total
-        tale.ask("router", "r")
-        tale.ask("routers", "")
-    assert rules_of(tale) == ({"total"} if is_wrong else set())
+        server.ways["r"].total = total
+        server.ask("router", "r")
+        server.ask("routers", "")
+    assert rules_of(server) == ({"total"} if is_wrong else set())
 
 
 def test_a_total_that_a_restart_took() -> None:
-    tale = with_copies()
-    tale.ask("router", "r")
-    tale.event("kill", "b")
-    tale.ways["r"].total = 2
-    tale.late = True
-    tale.ask("router", "r")
-    assert rules_of(tale) == {"total"}
+    server = with_copies()
+    server.ask("router", "r")
+    server.event("kill", "b")
+    server.ways["r"].total = 2
+    server.late = True
+    server.ask("router", "r")
+    assert rules_of(server) == {"total"}
 
 
 @pytest.mark.parametrize(
@@ -550,68 +551,68 @@ def test_a_total_that_a_restart_took() -> None:
     [{"source_seq": 3}, {"source_topic": "c"}, {"router": "s"}, {"idempotency_key": "router:r:7:0:9"}],
 )
 def test_an_origin_that_is_not_true(change: Row) -> None:
-    tale = with_copies(guarantee="exactly_once")
-    assert_ok(tale.history)
-    tale.held["b"].live[2]["meta"]["_topics_router"] |= change
-    tale.page()
-    assert rules_of(tale) == {"origin"}
+    server = with_copies(guarantee="exactly_once")
+    assert_ok(server.history)
+    server.held["b"].live[2]["meta"]["_topics_router"] |= change
+    server.page()
+    assert rules_of(server) == {"origin"}
 
 
 def test_an_origin_that_nobody_asked_for() -> None:
-    tale = with_copies()
-    way = tale.ways["r"]
+    server = with_copies()
+    way = server.ways["r"]
     way.form = way.form | {"guarantee": "exactly_once"}
-    tale.write(1, "a")
-    tale.copy()
+    server.write(1, "a")
+    server.copy()
     way.form = way.form | {"guarantee": "at_least_once"}
-    tale.page()
-    assert rules_of(tale) == {"origin"}
+    server.page()
+    assert rules_of(server) == {"origin"}
 
 
 def test_a_router_that_goes_and_comes_by_itself() -> None:
-    tale = with_copies()
-    way = tale.ways.pop("r")
-    tale.ask("router", "r")
-    assert rules_of(tale) == {"existence"}
-    tale = with_copies()
-    tale.ask("drop_router", "r")
-    tale.ways["r"] = way
-    tale.ask("router", "r")
-    assert rules_of(tale) == {"existence"}
+    server = with_copies()
+    way = server.ways.pop("r")
+    server.ask("router", "r")
+    assert rules_of(server) == {"existence"}
+    server = with_copies()
+    server.ask("drop_router", "r")
+    server.ways["r"] = way
+    server.ask("router", "r")
+    assert rules_of(server) == {"existence"}
 
 
 def test_a_router_that_says_what_nobody_asked_for() -> None:
     for change in ({"filter": ["tag", "Eq", "x"]}, {"guarantee": "exactly_once"}, {"dest": "c"}):
-        tale = with_copies()
-        way = tale.ways["r"]
-        answer = tale.ask("router", "r").answer
+        server = with_copies()
+        way = server.ways["r"]
+        answer = server.ask("router", "r").answer
         answer |= change
         assert way.form != answer
-        assert "router" in rules_of(tale)
+        assert "router" in rules_of(server)
 
 
 def test_a_drop_that_names_other_routers() -> None:
     for named in ([], ["s"], ["r", "r"]):
-        tale = with_copies()
-        tale.ask("drop", "b").answer["routers_removed"] = named
-        assert rules_of(tale) == {"router"}
+        server = with_copies()
+        server.ask("drop", "b").answer["routers_removed"] = named
+        assert rules_of(server) == {"router"}
 
 
 def test_too_many_of_a_circle() -> None:
-    tale = RouterTale()
-    tale.route(allow_cycle=True)
-    tale.route("back", "b", "a", allow_cycle=True)
-    tale.write(1, "a")
-    tale.stuck = True
-    way = tale.ways["r"]
+    server = RouterServer()
+    server.route(allow_cycle=True)
+    server.route("back", "b", "a", allow_cycle=True)
+    server.write(1, "a")
+    server.stuck = True
+    way = server.ways["r"]
     for _ in range(10):
-        tale.copy_one("r", 1, way, tale.held["a"], tale.held["b"])
-    tale.page()
-    assert rules_of(tale) == {"ring"}
+        server.copy_one("r", 1, way, server.held["a"], server.held["b"])
+    server.page()
+    assert rules_of(server) == {"ring"}
 
 
 def test_what_the_checker_was_not_made_for() -> None:
-    tale = RouterTale()
-    tale.route(speed="fast")
+    server = RouterServer()
+    server.route(speed="fast")
     with pytest.raises(Unknown):
-        check(tale.history)
+        check(server.history)

@@ -1,6 +1,7 @@
-"""Goal: the checker blames a queue or a consumer that breaks a promise, by the right name, and nothing else.
+"""Goal: the checker reports broken promises of queues and consumers, under the right rule, and nothing else.
 
-Method: histories told by hand, as in test_checker, with a lease machine of a few lines. What is wrong is done behind its back.
+Method: histories built by hand, as in test_checker, with leases in a few lines. The test makes them illegal by
+changing the server's state.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.checker import assert_ok
-from tests.support.checker_tale import Row, Tale
 from tests.support.history import Op
+from tests.support.scripted_server import Row, ScriptedServer
 
 QUEUE = {"type": "queue", "durability": "fsync", "lease_ms": 500}
 KEPT = {**QUEUE, "leases_durable": True}
@@ -22,7 +23,7 @@ KEPT = {**QUEUE, "leases_durable": True}
 class Job:
     node: str = ""
     lease_id: str = ""
-    until: int = -1  # the lease holds up to here
+    until: int = -1  # the lease is valid up to here
     due: int = 0  # not before
     deliveries: int = 0
 
@@ -34,7 +35,7 @@ class Desk:
     done: set[int] = field(default_factory=set)
 
 
-class JobTale(Tale):
+class JobServer(ScriptedServer):
     def __init__(self, config: Row = QUEUE) -> None:
         super().__init__()
         self.desks: dict[str, Desk] = {"": Desk()}
@@ -59,7 +60,7 @@ class JobTale(Tale):
         return self.ask(kind, client=node, node=node, seqs=seqs, **request)
 
     def rest(self, consumer: str = "") -> Op:
-        """Everything ends, and somebody takes what there is."""
+        """All leases end, and a client takes everything."""
         self.later(100_000)
         self.event("over")
         self.ask("state", client="audit")
@@ -163,83 +164,85 @@ def ids(claim: Op) -> list[str]:
 # -- legal ---------------------------------------------------------------------------------------------------
 
 
-def everything_in_order(tale: JobTale) -> None:
-    claim = tale.claim()
-    tale.settle("ack", [1], lease_ids=ids(claim)[:1])
-    tale.settle("extend", [2], lease_ms=900)
-    tale.settle("nack", [3], delay_ms=50)
-    tale.later(60)
-    tale.claim("other", lease_ms=1000)
-    tale.read()
-    tale.rest()
+def everything_in_order(server: JobServer) -> None:
+    claim = server.claim()
+    server.settle("ack", [1], lease_ids=ids(claim)[:1])
+    server.settle("extend", [2], lease_ms=900)
+    server.settle("nack", [3], delay_ms=50)
+    server.later(60)
+    server.claim("other", lease_ms=1000)
+    server.read()
+    server.rest()
 
 
-def a_lease_that_has_ended(tale: JobTale) -> None:
-    first = tale.claim()
-    tale.later(101)
-    tale.claim()  # of the same node
-    tale.settle("ack", [1, 2, 3], lease_ids=ids(first))
-    tale.settle("ack", [1])
-    tale.rest()
+def a_lease_that_has_ended(server: JobServer) -> None:
+    first = server.claim()
+    server.later(101)
+    server.claim()  # of the same node
+    server.settle("ack", [1, 2, 3], lease_ids=ids(first))
+    server.settle("ack", [1])
+    server.rest()
 
 
-def leases_end_with_a_restart(tale: JobTale) -> None:
-    first = tale.claim()
-    tale.restart()
-    tale.settle("ack", [1], lease_ids=ids(first)[:1])
-    tale.claim("other")
-    tale.rest()
+def leases_end_with_a_restart(server: JobServer) -> None:
+    first = server.claim()
+    server.restart()
+    server.settle("ack", [1], lease_ids=ids(first)[:1])
+    server.claim("other")
+    server.rest()
 
 
-def an_ack_of_unknown_outcome(tale: JobTale) -> None:
-    tale.claim()
-    tale.lose(tale.send("ack", node="k", seqs=[1]), executed=True)
-    tale.lose(tale.send("ack", node="k", seqs=[2]))
-    tale.rest()
+def an_ack_of_unknown_outcome(server: JobServer) -> None:
+    server.claim()
+    server.lose(server.send("ack", node="k", seqs=[1]), executed=True)
+    server.lose(server.send("ack", node="k", seqs=[2]))
+    server.rest()
 
 
-def a_claim_that_nobody_heard_of(tale: JobTale) -> None:
-    tale.lose(tale.send("claim", node="k", max=2, lease_ms=100), executed=True)
-    release = tale.send("nack", node="k", seqs=[1])
+def a_claim_that_nobody_heard_of(server: JobServer) -> None:
+    server.lose(server.send("claim", node="k", max=2, lease_ms=100), executed=True)
+    release = server.send("nack", node="k", seqs=[1])
     release.request["kind"] = "release"
-    tale.finish(release)
-    tale.later(101)
-    tale.rest()
+    server.finish(release)
+    server.later(101)
+    server.rest()
 
 
-def a_named_consumer(tale: JobTale) -> None:
-    tale.ask("put_consumer", consumer="c", ack_wait_ms=100)
-    claim = tale.claim(consumer="c")
+def a_named_consumer(server: JobServer) -> None:
+    server.ask("put_consumer", consumer="c", ack_wait_ms=100)
+    claim = server.claim(consumer="c")
     claim.answer |= {"consumer": "c", "tombstone": None}
-    tale.settle("ack", [1, 2], consumer="c")
-    tale.restart()
-    tale.rest("c").answer |= {"consumer": "c", "tombstone": None}
+    server.settle("ack", [1, 2], consumer="c")
+    server.restart()
+    server.rest("c").answer |= {"consumer": "c", "tombstone": None}
 
 
-def extended_twice_in_one_millisecond(tale: JobTale) -> None:
-    """The second one holds, whether it ends later or earlier than the first."""
-    tale.claim()
-    tale.settle("extend", [1], lease_ms=100)
-    tale.settle("extend", [1], lease_ms=4000)
-    tale.settle("extend", [2], lease_ms=4000)
-    tale.settle("extend", [2], lease_ms=100)
-    tale.later(200)
-    tale.claim("other", lease_ms=1000)
-    tale.settle("nack", [1])
-    tale.rest()
+def extended_twice_in_one_millisecond(server: JobServer) -> None:
+    """The second one is valid, whether it ends later or earlier than the first."""
+    server.claim()
+    server.settle("extend", [1], lease_ms=100)
+    server.settle("extend", [1], lease_ms=4000)
+    server.settle("extend", [2], lease_ms=4000)
+    server.settle("extend", [2], lease_ms=100)
+    server.later(200)
+    server.claim("other", lease_ms=1000)
+    server.settle("nack", [1])
+    server.rest()
 
 
-def extended_by_two_at_once_in_one_millisecond(tale: JobTale) -> None:
-    """Which came last nobody knows. Of one it was the longer, of the other the shorter."""
-    tale.claim()
+def extended_by_two_at_once_in_one_millisecond(server: JobServer) -> None:
+    """Which came last is unknown: for one job it was the longer, for the other the shorter."""
+    server.claim()
     for seq, first, second in ((1, 100, 4000), (2, 4000, 100)):
-        sent = [tale.send("extend", node="k", seqs=[seq], lease_ms=lease_ms) for lease_ms in (first, second)]
-        for op, done in [(op, tale.do(op)) for op in sent]:
-            tale.tell(op, done)
-    tale.later(200)
-    tale.claim("other", lease_ms=1000)
-    tale.settle("nack", [1])
-    tale.rest()
+        sent = [
+            server.send("extend", node="k", seqs=[seq], lease_ms=lease_ms) for lease_ms in (first, second)
+        ]
+        for op, done in [(op, server.do(op)) for op in sent]:
+            server.reply(op, done)
+    server.later(200)
+    server.claim("other", lease_ms=1000)
+    server.settle("nack", [1])
+    server.rest()
 
 
 LEGAL = [
@@ -254,193 +257,193 @@ LEGAL = [
 ]
 
 
-@pytest.mark.parametrize("story", LEGAL, ids=lambda story: story.__name__)
+@pytest.mark.parametrize("scenario", LEGAL, ids=lambda scenario: scenario.__name__)
 @pytest.mark.parametrize("config", [QUEUE, KEPT], ids=["plain", "kept"])
-def test_legal(story: Any, config: Row) -> None:
-    tale = JobTale(config)
-    story(tale)
-    assert_ok(tale.history)
+def test_legal(scenario: Any, config: Row) -> None:
+    server = JobServer(config)
+    scenario(server)
+    assert_ok(server.history)
 
 
 # -- broken --------------------------------------------------------------------------------------------------
 
 
-def two_holders(tale: JobTale) -> None:
-    tale.claim()
-    tale.later(100)  # in its last millisecond a lease holds
-    tale.desks[""].jobs[2].until = -1
-    tale.claim("other")
+def two_holders(server: JobServer) -> None:
+    server.claim()
+    server.later(100)  # a lease is valid in its last millisecond
+    server.desks[""].jobs[2].until = -1
+    server.claim("other")
 
 
-def an_extended_lease_ends_early(tale: JobTale) -> None:
-    tale.claim()
-    tale.settle("extend", [1], lease_ms=5000)
-    tale.later(200)
-    tale.desks[""].jobs[1].until = -1
-    tale.claim("other")
+def an_extended_lease_ends_early(server: JobServer) -> None:
+    server.claim()
+    server.settle("extend", [1], lease_ms=5000)
+    server.later(200)
+    server.desks[""].jobs[1].until = -1
+    server.claim("other")
 
 
-def the_last_extend_of_a_millisecond_is_forgotten(tale: JobTale) -> None:
-    tale.claim()
-    tale.settle("extend", [1], lease_ms=100)
-    tale.settle("extend", [1], lease_ms=5000)
-    tale.later(200)
-    tale.desks[""].jobs[1].until = -1
-    tale.claim("other")
+def the_last_extend_of_a_millisecond_is_forgotten(server: JobServer) -> None:
+    server.claim()
+    server.settle("extend", [1], lease_ms=100)
+    server.settle("extend", [1], lease_ms=5000)
+    server.later(200)
+    server.desks[""].jobs[1].until = -1
+    server.claim("other")
 
 
-def the_first_extend_of_a_millisecond_still_counts(tale: JobTale) -> None:
-    claim = tale.claim()
-    tale.settle("extend", [1], lease_ms=5000)
-    tale.settle("extend", [1], lease_ms=100)
-    tale.later(200)
-    tale.desks[""].jobs[1].until = tale.time
-    tale.claim("other")  # which says what time it is
-    tale.settle("nack", [1], lease_ids=ids(claim)[:1])
+def the_first_extend_of_a_millisecond_still_counts(server: JobServer) -> None:
+    claim = server.claim()
+    server.settle("extend", [1], lease_ms=5000)
+    server.settle("extend", [1], lease_ms=100)
+    server.later(200)
+    server.desks[""].jobs[1].until = server.time
+    server.claim("other")  # whose time tells what time it is
+    server.settle("nack", [1], lease_ids=ids(claim)[:1])
 
 
-def a_kept_lease_ends_with_a_restart(tale: JobTale) -> None:
-    tale.claim(lease_ms=5000)
-    tale.restart()
-    tale.desks[""] = Desk()
-    tale.claim("other", lease_ms=5000)
+def a_kept_lease_ends_with_a_restart(server: JobServer) -> None:
+    server.claim(lease_ms=5000)
+    server.restart()
+    server.desks[""] = Desk()
+    server.claim("other", lease_ms=5000)
 
 
-def an_acked_job_comes_back(tale: JobTale) -> None:
-    job = tale.held["t"].live[1]
-    tale.claim()
-    tale.settle("ack", [1])
-    tale.restart("power")
-    tale.held["t"].live[1] = job
-    tale.claim("other")
+def an_acked_job_comes_back(server: JobServer) -> None:
+    job = server.held["t"].live[1]
+    server.claim()
+    server.settle("ack", [1])
+    server.restart("power")
+    server.held["t"].live[1] = job
+    server.claim("other")
 
 
-def an_acked_job_is_readable(tale: JobTale) -> None:
-    job = tale.held["t"].live[1]
-    tale.claim()
-    tale.settle("ack", [1])
-    tale.held["t"].live[1] = job
-    tale.read()
+def an_acked_job_is_readable(server: JobServer) -> None:
+    job = server.held["t"].live[1]
+    server.claim()
+    server.settle("ack", [1])
+    server.held["t"].live[1] = job
+    server.read()
 
 
-def a_job_is_lost(tale: JobTale) -> None:
-    tale.claim()
-    tale.restart("power")
-    del tale.held["t"].live[2]
-    tale.rest()
+def a_job_is_lost(server: JobServer) -> None:
+    server.claim()
+    server.restart("power")
+    del server.held["t"].live[2]
+    server.rest()
 
 
-def a_fenced_lease_is_accepted(tale: JobTale) -> None:
-    first = tale.claim()
-    tale.later(101)
-    tale.claim()
-    tale.settle("ack", [1]).request["lease_ids"] = ids(first)[:1]
+def a_fenced_lease_is_accepted(server: JobServer) -> None:
+    first = server.claim()
+    server.later(101)
+    server.claim()
+    server.settle("ack", [1]).request["lease_ids"] = ids(first)[:1]
 
 
-def a_lease_of_before_the_restart_is_accepted(tale: JobTale) -> None:
-    tale.claim(lease_ms=5000)
-    desk = tale.desks[""]
-    tale.restart()
-    tale.desks[""] = desk
-    tale.settle("ack", [1])
+def a_lease_of_before_the_restart_is_accepted(server: JobServer) -> None:
+    server.claim(lease_ms=5000)
+    desk = server.desks[""]
+    server.restart()
+    server.desks[""] = desk
+    server.settle("ack", [1])
 
 
-def a_late_ack_counts(tale: JobTale) -> None:
-    tale.claim(max=1)
-    tale.later(101)
-    tale.claim("other", max=1)
-    tale.desks[""].jobs[1] = Job("k", "lease_1", tale.time)
-    tale.settle("ack", [1], lease_ids=["lease_1"])
+def a_late_ack_counts(server: JobServer) -> None:
+    server.claim(max=1)
+    server.later(101)
+    server.claim("other", max=1)
+    server.desks[""].jobs[1] = Job("k", "lease_1", server.time)
+    server.settle("ack", [1], lease_ids=["lease_1"])
 
 
-def a_lease_that_holds_is_skipped(tale: JobTale) -> None:
-    tale.claim(lease_ms=5000)
-    answer = tale.settle("extend", [1, 2], lease_ms=100).answer
+def a_lease_that_holds_is_skipped(server: JobServer) -> None:
+    server.claim(lease_ms=5000)
+    answer = server.settle("extend", [1, 2], lease_ms=100).answer
     answer |= {"skipped": [1], "extended": 1, "deadlines": {"2": answer["deadlines"]["2"]}}
-    tale.write()
-    tale.read()
+    server.write()
+    server.read()
 
 
-def deliveries_go_down(tale: JobTale) -> None:
-    tale.claim()
-    tale.restart()
-    tale.later(101)
-    tale.desks[""].jobs[1].deliveries = 0
-    tale.claim()
+def deliveries_go_down(server: JobServer) -> None:
+    server.claim()
+    server.restart()
+    server.later(101)
+    server.desks[""].jobs[1].deliveries = 0
+    server.claim()
 
 
-def deliveries_begin_at_two(tale: JobTale) -> None:
-    tale.claim().answer["claimed"][0]["deliveries"] = 2
+def deliveries_begin_at_two(server: JobServer) -> None:
+    server.claim().answer["claimed"][0]["deliveries"] = 2
 
 
-def a_delay_is_forgotten(tale: JobTale) -> None:
-    tale.claim()
-    tale.settle("nack", [1], delay_ms=5000)
-    tale.later(100)
-    tale.desks[""].jobs[1].due = 0
-    tale.claim()
+def a_delay_is_forgotten(server: JobServer) -> None:
+    server.claim()
+    server.settle("nack", [1], delay_ms=5000)
+    server.later(100)
+    server.desks[""].jobs[1].due = 0
+    server.claim()
 
 
-def one_answer_has_it_twice(tale: JobTale) -> None:
-    answer = tale.claim().answer
+def one_answer_has_it_twice(server: JobServer) -> None:
+    answer = server.claim().answer
     answer["claimed"].insert(0, answer["claimed"][0])
     answer["count"] += 1
 
 
-def a_job_is_stuck(tale: JobTale) -> None:
-    tale.claim()
-    tale.later(10_000)
-    tale.desks[""].jobs[2].due = 1 << 60
-    tale.rest()
+def a_job_is_stuck(server: JobServer) -> None:
+    server.claim()
+    server.later(10_000)
+    server.desks[""].jobs[2].due = 1 << 60
+    server.rest()
 
 
-def wrong_counts(tale: JobTale) -> None:
-    tale.rest()
-    next(op for op in tale.history.ops if op.kind == "state").answer["queue"]["ready"] = 2
+def wrong_counts(server: JobServer) -> None:
+    server.rest()
+    next(op for op in server.history.ops if op.kind == "state").answer["queue"]["ready"] = 2
 
 
-def time_runs_back(tale: JobTale) -> None:
-    tale.claim(max=1)
-    tale.later(-50)
-    tale.claim("other")
+def time_runs_back(server: JobServer) -> None:
+    server.claim(max=1)
+    server.later(-50)
+    server.claim("other")
 
 
-def a_consumer_gets_what_it_acked(tale: JobTale) -> None:
-    tale.ask("put_consumer", consumer="c", ack_wait_ms=100)
-    tale.claim(consumer="c")
-    tale.settle("ack", [1], consumer="c")
-    tale.restart("power")
-    tale.desks["c"].done.clear()
-    tale.claim(consumer="c")
+def a_consumer_gets_what_it_acked(server: JobServer) -> None:
+    server.ask("put_consumer", consumer="c", ack_wait_ms=100)
+    server.claim(consumer="c")
+    server.settle("ack", [1], consumer="c")
+    server.restart("power")
+    server.desks["c"].done.clear()
+    server.claim(consumer="c")
 
 
-def a_consumer_skips_a_record(tale: JobTale) -> None:
-    tale.ask("put_consumer", consumer="c", ack_wait_ms=100)
-    tale.claim(consumer="c", max=1)
-    tale.desks["c"].done.add(2)
-    tale.rest("c").answer |= {"consumer": "c", "tombstone": None}
+def a_consumer_skips_a_record(server: JobServer) -> None:
+    server.ask("put_consumer", consumer="c", ack_wait_ms=100)
+    server.claim(consumer="c", max=1)
+    server.desks["c"].done.add(2)
+    server.rest("c").answer |= {"consumer": "c", "tombstone": None}
 
 
-def a_dead_letter_is_lost(tale: JobTale) -> None:
-    tale.claim()
-    del tale.held["t"].live[2]
-    tale.read(client="audit")
-    tale.write(topic="letters")
-    del tale.held["letters"].live[1]
-    tale.read(topic="letters", client="audit")
+def a_dead_letter_is_lost(server: JobServer) -> None:
+    server.claim()
+    del server.held["t"].live[2]
+    server.read(client="audit")
+    server.write(topic="letters")
+    del server.held["letters"].live[1]
+    server.read(topic="letters", client="audit")
 
 
-def _letter(tale: JobTale) -> Row:
-    job = {name: value for name, value in tale.held["t"].live[2].items() if name in ("data", "$ts")}
+def _letter(server: JobServer) -> Row:
+    job = {name: value for name, value in server.held["t"].live[2].items() if name in ("data", "$ts")}
     meta = {"$dead_letter_from": "t", "$dead_letter_src_seq": "2", "$dead_letter_deliveries": "1"}
     return {**job, "meta": meta}
 
 
-def a_dead_letter_is_doubled(tale: JobTale) -> None:
-    tale.claim()
-    tale.write(2, topic="letters")
-    tale.held["letters"].live = {seq: {"$seq": seq, **_letter(tale)} for seq in (1, 2)}
-    tale.read(topic="letters")
+def a_dead_letter_is_doubled(server: JobServer) -> None:
+    server.claim()
+    server.write(2, topic="letters")
+    server.held["letters"].live = {seq: {"$seq": seq, **_letter(server)} for seq in (1, 2)}
+    server.read(topic="letters")
 
 
 MORTAL = {**QUEUE, "max_deliveries": 1, "dead_letter": "letters"}
@@ -473,9 +476,9 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(
-    ("rule", "story", "config"), BROKEN, ids=lambda part: getattr(part, "__name__", None)
+    ("rule", "scenario", "config"), BROKEN, ids=lambda part: getattr(part, "__name__", None)
 )
-def test_broken(rule: str, story: Any, config: Row) -> None:
-    tale = JobTale(config)
-    story(tale)
-    assert rule in tale.rules()
+def test_broken(rule: str, scenario: Any, config: Row) -> None:
+    server = JobServer(config)
+    scenario(server)
+    assert rule in server.rules()

@@ -1,7 +1,7 @@
-"""Goal: the checker blames a stream that does what no stream may do, and only that.
+"""Goal: the checker reports streams that violate the contract, and nothing else.
 
-Method: one legal history of two connections to a session, with everything that a stream can say; each broken one differs
-from it in one place.
+Method: one legal history of two connections to a session, with every kind of frame; each broken one differs from it
+in one place.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def page(seqs: list[int], start: int, end: int, head: int) -> dict[str, Any]:
     return {"topic": "t", "records": records, "from_seq": start, "to_seq": end, "head_seq": head}
 
 
-class Told:
-    """Two connections: seqs 1 to 3 through the first, a gap of 4 and 5 and then 6 and 7 through the second."""
+class TwoConnections:
+    """Two connections: seqs 1 to 3 on the first, a gap of 4 and 5 and then 6 and 7 on the second."""
 
     def __init__(self, group: str | None = None) -> None:
         self.history = history = History()
@@ -85,10 +85,10 @@ class Told:
 
 
 def test_legal() -> None:
-    assert check(Told().history) == []
+    assert check(TwoConnections().history) == []
 
 
-Change = Callable[[Told], Any]
+Change = Callable[[TwoConnections], Any]
 
 
 def frame(stream: Stream, place: int, event: str | None = None, id: str | None = None, **data: Any) -> None:
@@ -154,13 +154,13 @@ BROKEN: dict[str, tuple[str, Change]] = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken(name: str) -> None:
     rule, change = BROKEN[name]
-    told = Told()
+    told = TwoConnections()
     change(told)
     assert rule in {problem.rule for problem in check(told.history)}
 
 
 def test_a_group_gives_nothing_twice() -> None:
-    told = Told(group="g")
+    told = TwoConnections(group="g")
     assert check(told.history) == []
     told.second.frames[1].data.update(page([3, 6, 7], 2, 7, 7))
     assert "stream" in {problem.rule for problem in check(told.history)}
@@ -175,7 +175,7 @@ class Scene:
     def __init__(self) -> None:
         self.history = History()
         self.head = 0
-        self.written = 0  # in this topic and in those before it
+        self.written = 0  # in this topic and in earlier ones of its name
 
     def ask(self, kind: str, request: dict[str, Any], answer: dict[str, Any], topic: str = "t") -> None:
         op = self.history.sent("c", kind, topic, request)
@@ -209,7 +209,9 @@ class Scene:
 
 @pytest.mark.parametrize(("start", "blamed"), [(1, set()), (0, {"lost"})])
 def test_what_was_left_out_before_the_filter_went_stays_out(start: int, blamed: set[str]) -> None:
-    """A page that begins behind it shows that it was passed earlier; one that begins in front of it was read too late for that."""
+    """A page that starts after it shows that it was passed earlier; one that starts before it was read too late for
+    that.
+    """
     scene = Scene()
     scene.write(node="me")
     scene.watch(node="me")
@@ -243,7 +245,7 @@ def test_an_old_id_does_not_move_a_session_in_the_next_topic_of_that_name(
     ("lost_id", "start", "blamed"),
     [
         (event_id(t=1), 1, set()),
-        (event_id(t=1), 2, set()),  # it may have moved on before the server noticed that nobody was there
+        (event_id(t=1), 2, set()),  # it may have advanced before the server noticed that the client was gone
         (event_id(t=1), 0, {"stream", "page"}),
         (event_id(t=3), 1, {"stream", "page"}),
         (None, 1, {"stream", "page"}),
@@ -253,7 +255,7 @@ def test_an_old_id_does_not_move_a_session_in_the_next_topic_of_that_name(
 def test_a_request_that_was_broken_off_may_set_the_session_back(
     lost_id: str | None, start: int, blamed: set[str]
 ) -> None:
-    """It was overtaken by later ones, and set the session back when it came: no further than it asked for."""
+    """Later requests overtook it, and it moved the session back when it arrived: no further than it requested."""
     scene = Scene()
     for _ in range(3):
         scene.write()

@@ -1,6 +1,6 @@
-"""Goal: a sample is never empty, the samples of all seeds together leave nothing out, and `--long` takes everything.
+"""Goal: a sample is never empty, the samples of all seeds together omit nothing, and `--long` takes everything.
 
-Method: the samples of seeds that follow each other, put together.
+Method: the union of the samples of consecutive seeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Goal: the model that judges the engine says itself what the spec says.
+"""Goal: the model that the engine is compared with follows the contract.
 
-Method: examples taken from the text of spec/semantics.md and spec/http-api.md, one rule a test, with results written out
-by hand.
+Method: examples from the text of the contract, one rule per test, with literal results.
 """
 
 from __future__ import annotations
@@ -91,8 +90,8 @@ def test_mixed_when_both_causes_reach_into_the_gap() -> None:
     model = Model()
     model.put(0, "t", Conf(ttl_ms=100, cap_records=3))
     model.append(0, "t", recs(2))
-    model.append(60, "t", recs(2))  # the cap takes 1
-    got = page(model, 0, now=101)  # the TTL takes 2
+    model.append(60, "t", recs(2))  # evicted by the cap: 1
+    got = page(model, 0, now=101)  # expired by the TTL: 2
     assert got.gap == Gap(1, 2, "mixed")
     assert page(model, 1, now=101).gap == Gap(2, 2, "ttl")
 

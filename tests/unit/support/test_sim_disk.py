@@ -1,7 +1,7 @@
-"""Goal: the simulated disk forgets, tears and fails in just the ways it promises, and replays from its seed.
+"""Goal: the simulated disk loses, tears and fails exactly as documented, and repeats the same run for the same seed.
 
-Method: each promise that something survives is checked over many seeds; each
-promise that something may be lost is checked by finding a seed of either outcome.
+Method: each promise that something survives is checked over many seeds; each promise that something may be lost is
+checked by finding a seed for either outcome.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_unsynced_writes_may_stay_vanish_tear_or_garble() -> None:
         wrong = [
             s for i, s in enumerate(sectors) if s not in (bytes([i + 1]) * SECTOR_BYTES, bytes(SECTOR_BYTES))
         ]
-        assert len(after) % SECTOR_BYTES == 0, "tears fall between sectors"
+        assert len(after) % SECTOR_BYTES == 0, "tears must be between sectors"
         assert len(wrong) <= 1
         if wrong:
             outcomes["garbled"] += 1
@@ -163,8 +163,8 @@ def test_a_second_crash_changes_nothing() -> None:
 
 
 def test_reads_after_a_crash_show_what_the_next_crash_would_leave() -> None:
-    # A crash copies back only the ranges it must, so live and durable could drift apart: a second
-    # crash with nothing pending would show it.
+    # A crash copies back only the ranges it must, so live and durable could differ afterwards: a second crash with
+    # nothing pending would show it.
     for seed in range(200):
         rng = random.Random(seed)
         disk = SimDisk(seed)
@@ -185,7 +185,7 @@ def test_reads_after_a_crash_show_what_the_next_crash_would_leave() -> None:
                         disk.write(handle, rng.randint(0, 4000), rng.randbytes(rng.randint(0, 2000)))
             synced = None
             if rng.random() < 0.3:
-                # Rewriting all of it and syncing is how lost writes are made good.
+                # Rewriting and syncing everything repairs lost writes.
                 synced = disk.read(handle, 0, 10_000)
                 disk.truncate(handle, 0)
                 disk.write(handle, 0, synced)
@@ -535,7 +535,7 @@ def test_capacity_stops_growth_and_not_overwriting() -> None:
     assert caught.value.errno == errno.ENOSPC
     disk.remove("a")
     with pytest.raises(OSError):
-        disk.write(other, 0, b"1")  # the open handle still holds the space
+        disk.write(other, 0, b"1")  # the open handle still uses the space
     disk.close(handle)
     disk.allocate(other, 10)
     disk.capacity_bytes = None
@@ -581,7 +581,7 @@ def test_flip_bit_shows_at_once_and_survives_sync_and_crash() -> None:
 
 
 def busy_trace(seed: int) -> list[str]:
-    """A run of random calls, faults and crashes; returns all that was asked and all that was left."""
+    """A run of random calls, faults and crashes; returns the trace of calls and the final contents."""
     rng = random.Random(seed)
     disk = SimDisk(seed)
     disk.trace = []
@@ -645,7 +645,7 @@ def test_trace_names_every_call() -> None:
     assert disk.trace[2:] == [f"sync {handle}", "crash"]
 
 
-# ---- the clock beside it
+# ---- the simulated clock
 
 
 def test_clock_moves_only_when_told() -> None:

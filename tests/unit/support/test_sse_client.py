@@ -1,6 +1,6 @@
-"""Goal: the clients of streams refuse what a server must not send; a test that uses them need not look for itself.
+"""Goal: the stream clients refuse what a server must not send, so tests that use them need not check it.
 
-Method: frames as bytes, good ones and each with one thing wrong.
+Method: frames as bytes, valid ones and ones with a single error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Goal: both formats carry the same facts on one line, and a secret comes out of neither.
+"""Goal: both formats have the same information on one line, and no secret is logged.
 
 Method: records of a private logger through each formatter, and `configure` in a real process.
 """
@@ -103,7 +103,7 @@ def test_tracebacks_come_along() -> None:
 
 
 def test_a_full_pipe_holds_nobody_up() -> None:
-    """What comes meanwhile is dropped, and counted for whoever reads on."""
+    """Meanwhile lines are dropped, and counted for the next reader."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     with suppress(BlockingIOError):

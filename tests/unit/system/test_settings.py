@@ -1,6 +1,7 @@
-"""Goal: every variable is read under its name with its default, nothing unsafe starts, and no key is ever shown.
+"""Goal: every variable is read under its name with its default, unsafe settings are refused, and no key is ever
+shown.
 
-Method: environments as plain dicts; defaults are checked against the interface's own table.
+Method: environments as plain dicts; defaults are compared with the documented table.
 """
 
 from __future__ import annotations
@@ -406,7 +407,9 @@ def test_what_kubernetes_injects_is_ignored_without_complaint() -> None:
 
 
 def variables_in(path: Path) -> Iterator[str]:
-    """The TOPICS_ names of a file; in Python only those in texts, as a constant of the code may be called so too."""
+    """The TOPICS_ names in a file; in Python only those in strings, as a constant of the code may have such a name,
+    too.
+    """
     text = path.read_text("utf-8")
     if path.suffix == ".py" and "TOPICS_" in text:
         nodes = ast.walk(ast.parse(text))
@@ -432,7 +435,7 @@ def test_the_list_of_variables_is_that_of_the_tree() -> None:
     assert found - known - kubernetes - {"TOPICS_MAX_TOPCIS"} == set(), (
         "declare these in topics/system/settings.py"
     )
-    # `queue work` puts these together.
+    # `queue work` composes these.
     job = {name for name in settings.OTHER_VARIABLES if name.startswith("TOPICS_JOB_")}
     assert settings.OTHER_VARIABLES - job - found == set(), "no program reads these"
 

@@ -1,6 +1,6 @@
-"""Manifests of the cold tier and pinned snapshots of it: what they list stays there, through merges, moves and erases.
+"""Manifests of the cold tier and pinned snapshots: listed segments stay, through merges, relocations and erases.
 
-Method: an engine on a SimDisk with a store that knows whole objects only, and a small job (tests/support/merger.py) that merges.
+Method: an engine on a SimDisk with a store of whole objects, and a small job (tests/support/merger.py) that merges.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def listed(manifest: Manifest) -> list[str]:
 
 
 def test_a_segment_that_leaves_while_its_manifest_is_written_is_pinned_all_the_same() -> None:
-    """The store is slow. Before the manifest is there, a segment that it lists has died, and no snapshot of the server names it."""
+    """The store is slow. Before the manifest is written, a segment that it lists has died, and no snapshot of the
+    server names it.
+    """
     h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
     (token,) = h.ask(mrg.PinSnapshot("t"))
     while not any(job.kind == COLD_IO_KIND for job in h.jobs):
@@ -55,7 +57,9 @@ def test_a_segment_that_leaves_while_its_manifest_is_written_is_pinned_all_the_s
 
 
 def test_a_move_that_comes_to_nothing_leaves_the_copy_of_an_earlier_one_that_is_pinned() -> None:
-    """The server dies before a snapshot says that a segment has moved, so it moves again, and dies out on the way."""
+    """The server dies before a snapshot says that a segment was relocated, so it is relocated again, and its records
+    die meanwhile.
+    """
     h = begun(moved=False)
     h.checkpoint()
     pinned = h.do(mrg.PinSnapshot("t", 500_000)).body

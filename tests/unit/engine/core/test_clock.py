@@ -1,7 +1,9 @@
-"""Goal: engine time never runs back and never steps, follows the wall clock at a bounded rate, and goes on over restarts.
+"""Goal: engine time never goes back and never jumps, follows the wall clock at a bounded rate, and continues over
+restarts.
 
-Method: the simulated clock, whose wall jumps and whose monotonic side runs on; bounds are checked for every reading
-of random histories. Restarts are new `EngineClock`s on the same simulated clock (same boot) or on another (reboot).
+Method: the simulated clock, whose wall clock jumps and whose monotonic clock does not; bounds are checked for every
+reading of random histories. Restarts are new `EngineClock`s on the same simulated clock (same boot) or on another
+(reboot).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from topics.engine.core.clock import EngineClock
 WALL = 1_700_000_000_000
 DAY_MS = 86_400_000
 
-# What happens between two readings: time that passes, and what somebody does to the wall clock.
+# What happens between two readings: time passes, and the wall clock is set.
 histories = st.lists(
     st.tuples(
         st.integers(0, 3) | st.integers(0, 100_000),

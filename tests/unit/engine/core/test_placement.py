@@ -1,7 +1,7 @@
-"""Goal: a topic is found on the same shard by every process and every version, and shards get equal shares.
+"""Goal: every process and every version places a topic on the same shard, and shards get equal shares.
 
-Method: golden values, which must never change (a change would lose every existing topic), and counts over the kinds
-of names that people use.
+Method: golden values, which must never change (a change would lose every existing topic), and counts over kinds of
+names that are in use.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Goal: the subject trie names exactly the subscribers that a look at every pattern would, in the order they came.
+"""Goal: the subject trie returns exactly the subscribers whose pattern matches, in the order of subscription.
 
-Method: a naive model, a list of subscriptions and the definition of a match, answers beside the trie under random
-histories, short ones that shrink well and long ones that sweep the cache and outrun its notes. After each history
-the inside is looked at: no node that leads nowhere, a count that is the sum, a cache within its bounds.
+Method: a simple model, a list of subscriptions and the definition of a match, runs next to the trie under random
+histories, short ones that shrink well and long ones that evict from the cache. After each history the structure is
+checked: no node without a purpose, correct counts, a cache within its bounds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def covers(pattern: list[bytes], subject: list[bytes]) -> bool:
 
 
 class NaiveMatcher:
-    """Looks at every subscription, oldest first."""
+    """Checks every subscription, oldest first."""
 
     def __init__(self) -> None:
         self.subscriptions: list[Subscription] = []
@@ -91,7 +91,7 @@ def check_inside(trie: SubjectTrie[int]) -> None:
     nodes: list[_Node[int]] = [trie._root]
     while nodes:
         node = nodes.pop()
-        assert node is trie._root or not node.is_empty, "a node that leads nowhere"
+        assert node is trie._root or not node.is_empty, "a node without subscribers below it"
         assert b"*" not in node.children and b">" not in node.children and b"" not in node.children
         count += subscribers_inside(node.here) + subscribers_inside(node.tail)
         nodes += [*node.children.values(), *([node.any_token] if node.any_token else [])]
@@ -109,7 +109,7 @@ def check_emptied(trie: SubjectTrie[int], model: NaiveMatcher) -> None:
     assert not trie._changes
 
 
-# Subjects may hold the wildcards' own bytes as tokens; the trie must not take them for wildcards.
+# Subjects may contain the wildcard bytes as tokens; the trie must not treat them as wildcards.
 TOKEN = st.sampled_from([b"a", b"b", b"*", b">", b"a*"])
 PATTERN = (
     st.lists(TOKEN, min_size=1, max_size=4).filter(lambda tokens: b">" not in tokens[:-1]).map(b".".join)
@@ -138,7 +138,7 @@ def test_any_history_matches_as_the_naive_matcher(steps: list[tuple[str, Any]], 
             kind, argument = "remove", model.subscriptions[argument % len(model.subscriptions)]
         assert getattr(trie, kind)(*argument) == getattr(model, kind)(*argument)
         assert trie.count == len(model.subscriptions)
-        # Asked for after each change, these are always in the cache. A literal pattern is a subject of its own.
+        # Queried after each change, so always in the cache. A literal pattern is a subject, too.
         for subject in [*watched, argument[0]]:
             assert in_lists(trie, subject) == model.match(subject)
     check_inside(trie)
@@ -187,7 +187,7 @@ def test_wildcards_and_their_limits() -> None:
     for nothing in (b"", b".", b"a.", b".a", b"a..b"):
         assert trie.match(nothing).plain == ()
         assert not trie.match(nothing).groups
-        assert nothing not in trie._cache, "what can never match takes no room"
+        assert nothing not in trie._cache, "patterns that can never match must not use memory"
 
 
 def test_one_subscriber_through_several_patterns_counts_once() -> None:

@@ -160,7 +160,7 @@ def matched(match: TagMatch) -> set[bytes]:
 
 @st.composite
 def tag_matches(draw: st.DrawFn) -> TagMatch:
-    """Any two of them that overlap do so in one of SHORT_TAGS."""
+    """Any two patterns that overlap do so in one of SHORT_TAGS."""
     op = draw(st.sampled_from(["Eq", "Glob", "Subject"]))
     if op == "Subject":
         tokens = draw(st.lists(st.sampled_from([b"a", b"ax", b"*"]), max_size=2))

@@ -1,4 +1,4 @@
-"""Goal: the cache of cold blocks is bounded, and whoever waited for a block still finds it when its turn has come.
+"""Goal: the cache of cold blocks is bounded, and a request that waited for a block still finds it in its turn.
 
 Method: the cache alone, with blocks of ten bytes.
 """
@@ -34,7 +34,9 @@ def test_the_oldest_leave() -> None:
 
 
 def test_what_somebody_has_yet_to_look_at_stays() -> None:
-    """A claim looked at its blocks one turn after they had come. They were gone, it fetched them again, and so for ever."""
+    """A claim read its blocks one turn after they had arrived. They were evicted by then, it fetched them again, and
+    so on.
+    """
     cache = filled(5, 10)
     cache.hold([key(1), key(2)])
     for _ in range(3):
@@ -76,7 +78,7 @@ def test_a_topic_that_goes_takes_its_blocks_along() -> None:
 
 
 def test_those_with_a_name_find_what_they_waited_for() -> None:
-    """Two fetches for one claim: the first block must outlast the turns until the second has come and been looked at."""
+    """Two fetches for one claim: the first block must stay until the second has arrived and been read."""
     jobs: list[tuple[object, object]] = []
     cache = BlockCache(0)
     reads = ColdReads(_Store(), cache, lambda kind, work, done: jobs.append((work, done)))

@@ -1,4 +1,4 @@
-"""render_records: what it writes is what json reads back, for every kind of record and every choice of columns."""
+"""render_records: json reads its output back unchanged, for every kind of record and every choice of columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TS = 1748470000123
 
 
 def make_page(writes: list[Records], *, first_seq: int = 1, ts: int = TS, buffers: bool = False) -> Page:
-    """The page of these writes, back to back in one buffer, or each write in one of its own."""
+    """A page of these writes, contiguous in one buffer, or each write in its own."""
     page = Page.empty("t", next_from_seq=0, head_seq=0, earliest_seq=0)
     page.tags, page.nodes = [], []
     page.which = [] if buffers else None
@@ -92,7 +92,7 @@ def test_every_kind_of_record(count: int, buffers: bool) -> None:
 
 
 def check_kind(count: int, buffers: bool, tagged: bool, noded: bool, meta: bool, raw: bool) -> None:
-    """Every second record has what the parameters name; a plain write follows."""
+    """Every second record has the fields of the parameters; a plain write follows."""
     odd = [i % 2 == 1 for i in range(count)]
     data = [b'{"i":%d,"text":"%b"}' % (i, b"x" * (i % 7)) for i in range(count)]
     extra = [b'"extra"' if has and meta else b"" for has in odd]
@@ -187,7 +187,7 @@ def test_columns_may_be_arrays() -> None:
     ids=["one write", "two writes", "two that differ", "the last differs", "writes of two sizes"],
 )
 def test_records_of_one_size_or_almost(sizes: list[list[int]], buffers: bool) -> None:
-    """Such a page is made in one piece: what only looks like one must not be."""
+    """Such a page is rendered in one piece: similar pages must not be."""
     numbers = iter(range(10**2, 10**3))
     writes = [[b"%d" % (next(numbers) * 10 ** (size - 3)) for size in write] for write in sizes]
     page = make_page([Records(payloads) for payloads in writes], first_seq=970, buffers=buffers)

@@ -1,7 +1,7 @@
-"""Goal: the tail cache serves the newest log entries as written, never more bytes than its bound, never forgotten ones.
+"""Goal: the tail cache serves the newest log entries as written, within its bound in bytes, and no evicted ones.
 
-Method: a model that keeps the entries in a list answers beside it under random histories. The cost of dropping is
-not measured in time but counted: the bodies of that test tell how often anybody looked at them.
+Method: a model that keeps the entries in a list runs next to it under random histories. The cost of eviction is not
+measured as time but counted: entry bodies count how often they are accessed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_neighbouring_files_are_not_mixed_up() -> None:
 
 
 def places_after(bytes_max: int, *, forget: bool) -> int:
-    """How many places are remembered after a thousand files of ten entries, one file at a time in use."""
+    """How many places are stored after a thousand files of ten entries, one file in use at a time."""
     cache = TailCache(bytes_max)
     for number in range(1000):
         for i in range(10):
@@ -106,7 +106,7 @@ def test_entries_that_were_pushed_out_leave_nothing_behind() -> None:
 
 
 def test_entries_that_were_forgotten_leave_nothing_behind() -> None:
-    """With an erase now and then the cache may never fill up: its list of places must not grow for ever."""
+    """With an erase now and then the cache may never fill up: its list of places must not grow without bound."""
     assert places_after(1 << 20, forget=True) < 200
 
 
@@ -149,7 +149,7 @@ def test_it_serves_what_a_list_of_the_newest_entries_would(
 
 
 class CountedBytes(bytes):
-    """Bytes that count how often their length or truth is asked for: what a search through entries must do."""
+    """Bytes that count accesses to their length or truth value, as a search through entries makes them."""
 
     asked = 0
 
@@ -163,7 +163,7 @@ class CountedBytes(bytes):
 
 
 def cost_of_turnover(entries: int) -> float:
-    """How often, per entry, bodies are looked at while a full cache of this many entries is replaced twice."""
+    """Accesses per entry while a full cache of this many entries is replaced twice."""
     cache = TailCache(entries * 8)
     bodies = [CountedBytes(b"%08d" % i) for i in range(3 * entries)]
     for i in range(entries):
@@ -179,6 +179,6 @@ def cost_of_turnover(entries: int) -> float:
 
 
 def test_dropping_the_oldest_does_not_search_through_the_others() -> None:
-    """A cache of 32 MiB may hold hundreds of thousands of small entries, and every write then drops one."""
+    """A cache of 32 MiB may hold hundreds of thousands of small entries, and every write then evicts one."""
     assert cost_of_turnover(200) < 20
     assert cost_of_turnover(2000) < 20

@@ -1,7 +1,7 @@
 """next_gap: which gap a page announces, with which reason, and where the page has to end.
 
-Method: a View with floors and losses, and the result for every kind of cursor: in the evicted range, at a loss, between
-losses, beyond all of them, and with a tombstone that was found before.
+Method: a View with floors and losses, and the result for every kind of cursor: in the evicted range, at a loss,
+between losses, after all of them, and with a tombstone that was found before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_one_page_announces_one_gap() -> None:
     view = View(head=HEAD, cap_lost=10, losses=[(5, 8, "corrupt"), (11, 19, "corrupt")])
     gone, seq, stop, _ = next_gap(view, 1, HEAD)
     assert gone == Tombstone(1, 10, "cap", 10, 11, HEAD)
-    assert (seq, stop) == (11, 11), "the loss that follows at once is for the next page"
+    assert (seq, stop) == (11, 11), "an adjacent loss belongs to the next page"
 
 
 def test_a_page_with_a_tombstone_ends_before_the_next_gap() -> None:

@@ -1,4 +1,4 @@
-"""Goal: what once went wrong stays right. Each test opens with the fault it guards against.
+"""Goal: fixed bugs stay fixed. Each docstring describes the bug.
 
 Method: the smallest sequence of commands, faults and restarts that showed it, on the simulated disk.
 """
@@ -28,7 +28,9 @@ def config(**changes: object) -> EngineConfig:
 
 
 def test_segments_may_be_sealed_in_another_order_than_their_seqs() -> None:
-    """RAM records of an ephemeral stretch are sealed after younger ones; the chain goes by sealing, not by seq."""
+    """Records of an `ephemeral` phase are in RAM and sealed after younger ones; the chain follows the order of
+    sealing, not of seqs.
+    """
     h = Harness()
     h.put("t", TopicConfig(durability="ephemeral"))
     h.append("t", b"ram")
@@ -48,7 +50,7 @@ def test_segments_may_be_sealed_in_another_order_than_their_seqs() -> None:
     "that request fails; the next one loads the topic whole",
 )
 def test_an_error_while_loading_leaves_the_topic_as_it_was() -> None:
-    """A topic that was put away counted as loaded, and empty, after one failed read."""
+    """After one failed read an unloaded topic counted as loaded, and empty."""
     h = Harness(config(index_rows_max=0))
     h.put("t")
     for payload in numbered(0, 30):
@@ -65,7 +67,7 @@ def test_an_error_while_loading_leaves_the_topic_as_it_was() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_topic_that_left_class_memory_keeps_its_new_promise(seed: int) -> None:
-    """Its config change was put off with its records, so a power cut was not announced and seqs were reused."""
+    """Its config change was delayed with its records, so a power cut was not announced and seqs were reused."""
     h = Harness(seed=seed)
     h.put("t", TopicConfig(durability="memory"))
     h.append("t", b"one")
@@ -82,7 +84,7 @@ def test_a_topic_that_left_class_memory_keeps_its_new_promise(seed: int) -> None
 
 @fault("disk", "disk and log file are both full", "reads go on")
 def test_reads_go_on_when_disk_and_log_file_are_full() -> None:
-    """The time ceiling of a turn took room that was not there."""
+    """The time ceiling of a turn needed space that was not there."""
     h = Harness(config(wal_file_bytes=4096, snapshot_interval_ms=1 << 40, snapshot_wal_bytes=1 << 40))
     h.put("t")
     h.append("t", *numbered(0, 60))
@@ -117,7 +119,7 @@ def test_a_poll_that_meets_a_read_error_is_answered() -> None:
 
 
 def test_close_refuses_while_jobs_are_out() -> None:
-    """It waited for ever for a sync that nobody ran."""
+    """It waited for ever for a sync that no thread ran."""
     h = Harness()
     h.ask(c.PutTopic("t", FSYNC))
     assert h.engine is not None
@@ -157,7 +159,7 @@ def test_numbers_and_columns_that_make_no_sense_are_refused(command: c.Command) 
 
 
 def test_a_closed_engine_takes_nothing() -> None:
-    """Its file handles may belong to somebody else by then."""
+    """Another owner may have its file handles by then."""
     h = Harness()
     h.put("t")
     h.rest()
@@ -188,7 +190,7 @@ def test_a_read_only_shard_has_nothing_to_wake_for() -> None:
 )
 @pytest.mark.parametrize("suffix", ["idx", "dict", "sum"])
 def test_rot_in_a_version_is_rot_and_not_another_version(suffix: str) -> None:
-    """One flipped bit there refused every request that had to load the topic, lists of all topics included."""
+    """One flipped bit there made every request fail that had to load the topic, lists of all topics included."""
     h = Harness()
     h.put("t")
     for payload in numbered(0, 12):
@@ -210,7 +212,7 @@ def test_rot_in_a_version_is_rot_and_not_another_version(suffix: str) -> None:
     "records are checked one by one; none is lost",
 )
 def test_a_seal_that_rots_costs_no_record() -> None:
-    """Readers answered 500 until a restart, and the restart announced the whole segment as lost."""
+    """Readers got 500 until a restart, and the restart announced the whole segment as lost."""
     h = Harness()
     h.put("t")
     for payload in numbered(0, 12):
@@ -232,7 +234,7 @@ def test_a_seal_that_rots_costs_no_record() -> None:
     "at the latest a minute later a read announces it as `corrupt`",
 )
 def test_what_was_right_once_is_checked_again() -> None:
-    """A block that had been found right was believed for as long as its file stayed open."""
+    """A block that was verified once was trusted as long as its file stayed open."""
     h = Harness()
     h.put("t")
     for payload in numbered(0, 12):
@@ -248,7 +250,9 @@ def test_what_was_right_once_is_checked_again() -> None:
 
 
 def test_a_read_by_time_stops_before_a_loss_that_may_be_young_enough() -> None:
-    """`from_ts` went past a range lost in a power cut without a word, although nobody knows how old that was."""
+    """`from_ts` skipped a range lost in a power cut without a tombstone, although the age of those records was
+    unknown.
+    """
     for seed in range(20):  # until the power cut takes the record
         h = Harness(seed=seed)
         h.put("t", TopicConfig(durability="disk"))
@@ -270,7 +274,7 @@ def test_a_read_by_time_stops_before_a_loss_that_may_be_young_enough() -> None:
 
 
 def test_a_read_by_time_with_a_cursor_of_another_topic_begins_at_that_time() -> None:
-    """A cursor beyond the head began anew, and forgot the time."""
+    """A cursor beyond the head started over, and ignored the time."""
     h = Harness()
     h.put("t")
     h.append("t", b"old")
@@ -283,7 +287,7 @@ def test_a_read_by_time_with_a_cursor_of_another_topic_begins_at_that_time() -> 
 
 
 def test_ephemeral_records_are_not_stored_because_those_before_them_are_dead() -> None:
-    """The block of a chunk's dead first rows was forgotten, and a checkpoint took the rest for logged records."""
+    """The block of a chunk's dead first rows was dropped, and a checkpoint treated the rest as logged records."""
     h = Harness()
     h.put("t", TopicConfig(durability="ephemeral"))
     h.append("t", b"1", b"2")
@@ -302,7 +306,7 @@ def test_ephemeral_records_are_not_stored_because_those_before_them_are_dead() -
     "the refusal is not sent before the write is safe",
 )
 def test_a_refusal_does_not_tell_of_what_a_crash_may_undo() -> None:
-    """A conditional write was told of a last seq that was not synced yet; after the power cut there was none such."""
+    """A refused conditional write returned a last seq that was not synced yet; after the power cut it did not exist."""
     h = Harness()
     h.put("t")
     h.append("t", b"1")
@@ -332,7 +336,7 @@ def test_a_refusal_that_waits_is_certain_when_the_sync_fails() -> None:
     "a read announces the rotten one as `corrupt`",
 )
 def test_an_erase_does_not_vouch_for_rot() -> None:
-    """The block got a new digest, made from what lay in it by then."""
+    """The block got a new digest, computed from its damaged contents."""
     h = Harness()
     h.put("t")
     for payload in numbered(0, 12):
@@ -349,7 +353,7 @@ def test_an_erase_does_not_vouch_for_rot() -> None:
 
 
 def sealed(*, records: int = 12) -> tuple[Harness, str]:
-    """A topic with sealed segments that nobody has read since the start, and the first of its .data files."""
+    """A topic with sealed segments that were not read since the start, and the first of its .data files."""
     h = Harness()
     h.put("t")
     for payload in numbered(0, records):
@@ -366,7 +370,7 @@ def sealed(*, records: int = 12) -> tuple[Harness, str]:
 )
 @pytest.mark.parametrize("erased", [1, 2, 3])
 def test_an_erase_believes_only_whole_records(erased: int) -> None:
-    """It followed rotten lengths: it wrote into the next record, or stopped before the one it was to erase."""
+    """It followed damaged lengths: it overwrote the next record, or stopped before the one to erase."""
     h, path = sealed()
     h.disk.flip_bit(path, 16, 3)  # in the length of seq 1, the first after the header
     h.do(c.Delete("t", seqs=[erased], erase=True))
@@ -393,7 +397,7 @@ def test_a_404_does_not_tell_of_a_drop_that_a_crash_may_undo() -> None:
 
 
 def with_rotten_topics() -> Harness:
-    """Two topics that nobody has touched since the start, each with a record that has rotted."""
+    """Two topics that were not accessed since the start, each with a damaged record."""
     h = Harness(config(index_rows_max=0))
     for name in ("a", "b"):
         h.put(name, TopicConfig(durability="memory"))
@@ -418,7 +422,7 @@ def with_rotten_topics() -> Harness:
     "the loss is logged before anything is captured; the checkpoint goes on",
 )
 def test_a_checkpoint_may_find_a_loss() -> None:
-    """It died of an assertion at each checkpoint, until a client happened to ask for that topic."""
+    """Each checkpoint failed with an assertion, until a client happened to access that topic."""
     h = with_rotten_topics()
     h.checkpoint()
     assert h.gaps("a") == [(1, 1, "corrupt")]
@@ -430,7 +434,7 @@ def test_a_checkpoint_may_find_a_loss() -> None:
     "on the same boot the shard starts read-only and names the place: no crash of a process does that",
 )
 def test_whole_entries_behind_a_bad_one_are_not_cut_off_as_torn() -> None:
-    """Acknowledged writes behind the bad one vanished in silence, and their seqs were given again."""
+    """Acknowledged writes after the bad entry were lost without a tombstone, and their seqs were used again."""
     h = Harness()
     h.put("t")
     h.append("t", b"first")
@@ -445,7 +449,7 @@ def test_whole_entries_behind_a_bad_one_are_not_cut_off_as_torn() -> None:
 
 
 def test_a_loss_found_by_a_read_does_not_show_an_eviction_that_waits_for_its_sync() -> None:
-    """The loss moved the first seq that readers see past a record whose eviction was only staged: nobody announced it."""
+    """The loss moved the first visible seq past a record whose eviction was only staged, which was never announced."""
     h, path = sealed(records=4)
     h.put("t", TopicConfig(durability="fsync", cap_records=4))
     h.append("t", b"5")  # evicts 1
@@ -461,7 +465,7 @@ def test_a_loss_found_by_a_read_does_not_show_an_eviction_that_waits_for_its_syn
 
 
 def test_answered_long_polls_do_not_pile_up() -> None:
-    """Each stayed in the heap of deadlines until its half minute was over, however long it had been answered."""
+    """Each stayed in the heap of deadlines until its half minute was over, though it had been answered."""
     h = Harness()
     h.put("t", FSYNC)
     for i in range(150):
@@ -475,8 +479,10 @@ def test_answered_long_polls_do_not_pile_up() -> None:
 
 
 def test_a_topic_made_while_a_checkpoint_loads_others_survives_it() -> None:
-    """The snapshot claimed every change up to the end of the log, and was captured from what was touched before."""
-    h = with_rotten_topics()  # what it finds to be lost it has to log, and to wait for
+    """The snapshot claimed every change up to the end of the log, but was captured from topics that had changed
+    before.
+    """
+    h = with_rotten_topics()  # losses that it finds have to be logged, and it has to wait for that
     h.engine.checkpoint()
     h.ask()
     (made, written) = h.ask(c.PutTopic("new", FSYNC), c.Append("new", c.Records([b"1"])))
@@ -494,7 +500,7 @@ def test_a_topic_made_while_a_checkpoint_loads_others_survives_it() -> None:
     "the record that should be there is announced as lost; the other is not served in its place",
 )
 def test_a_whole_record_in_the_place_of_another_is_damage(sealed: bool) -> None:
-    """It agreed with its own digest, and was served under the seq of the one whose place it had taken."""
+    """It matched its own digest, and was served under the seq of the record whose place it had."""
     h = Harness()
     h.put("t", FSYNC)
     payloads = numbered(1, 6 if sealed else 3)
@@ -535,7 +541,7 @@ def test_the_last_records_of_many_tags_come_in_pages_of_bounded_size() -> None:
     "it is not taken for a log file; the start goes on",
 )
 def test_a_stray_name_that_looks_like_a_number_is_no_log_file() -> None:
-    """A character that is a digit and no decimal one ended the start with a ValueError."""
+    """A character that is a digit but not a decimal one ended the start with a ValueError."""
     assert file_number("wal-²²².log") is None
     assert file_number("wal-0000000000000012.log") == 12
     h = Harness()
@@ -555,7 +561,7 @@ def test_a_stray_name_that_looks_like_a_number_is_no_log_file() -> None:
     "the start goes on from the one before; everything is served",
 )
 def test_a_start_from_the_older_snapshot_replays_the_rewriting_of_a_segment() -> None:
-    """Rows that the older snapshot did not know in a segment were looked for in the log, at places of the segment."""
+    """Rows that the older snapshot did not have in a segment were searched in the log, at offsets of the segment."""
     h = Harness(config(rewrite_dead_share=0.5))
     h.put("t", FSYNC)
     payloads = numbered(1, 6)
@@ -580,7 +586,7 @@ EPHEMERAL = TopicConfig(durability="ephemeral")
 
 
 def keyed(h: Harness, key: bytes) -> tuple[int, bool]:
-    """Write a record with this key: its seq, and whether it was there already."""
+    """Write a record with this key: its seq, and whether it was deduplicated."""
     done = h.do(c.Append("t", c.Records([key]), key))
     return done.first_seq, done.deduped
 
@@ -592,7 +598,7 @@ def keyed(h: Harness, key: bytes) -> tuple[int, bool]:
 )
 @pytest.mark.parametrize("clean", [False, True])
 def test_the_keys_of_records_that_are_gone_are_gone(clean: bool) -> None:
-    """A repeated write was answered with the seq of a record that had been lost with the worker."""
+    """A repeated write was answered with the seq of a record that was lost with the worker."""
     h = Harness()
     h.put("t", EPHEMERAL)
     assert keyed(h, b"key") == (1, False)
@@ -619,7 +625,7 @@ def test_the_keys_of_evicted_records_do_not_outlast_the_class_they_had() -> None
 
 
 def test_keys_of_stored_records_outlast_a_change_to_ephemeral() -> None:
-    """All keys of a topic that was ephemeral at last went, though some of its records were still there."""
+    """All keys of a topic that was last ephemeral were dropped, though some of its records were still there."""
     h = Harness()
     h.put("t", FSYNC)
     keyed(h, b"stored")
@@ -636,7 +642,7 @@ def test_keys_of_stored_records_outlast_a_change_to_ephemeral() -> None:
 
 
 def test_keys_of_records_in_ram_outlast_what_stores_those() -> None:
-    """Records in RAM are stored by the first checkpoint of another class, and from then on their keys count."""
+    """Records in RAM are stored by the first checkpoint of another class, and from then on their keys are kept."""
     h = Harness()
     h.put("t", EPHEMERAL)
     keyed(h, b"1")
@@ -657,7 +663,7 @@ def test_keys_of_records_in_ram_outlast_what_stores_those() -> None:
 
 
 def test_who_follows_a_topic_knows_what_recovery_has_put_off() -> None:
-    """A feed began at the head of a topic whose last records were only found when somebody read it."""
+    """A feed began at the head of a topic whose last records were only replayed when a client read it."""
     h = Harness()
     h.put("t", TopicConfig(durability="memory"))
     h.append("t", b"1")
@@ -670,7 +676,7 @@ def test_who_follows_a_topic_knows_what_recovery_has_put_off() -> None:
 
 
 def test_a_gap_reaches_no_further_than_the_head_that_is_told_with_it() -> None:
-    """Who sees only what is synced was told of a head that lay inside of the gap."""
+    """A reader of synced records only got a head inside the gap."""
     h = Harness()
     h.put("t", TopicConfig(cap_records=2))
     h.engine.shard.reads.track_synced_head(h.engine.shard.state.loaded_topic("t"))

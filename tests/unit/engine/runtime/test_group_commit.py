@@ -1,7 +1,7 @@
-"""What an ack means in each durability class, and in which order things become visible.
+"""What an ack means in each durability class, and in which order changes become visible.
 
-Goal: no reply leaves and no record is seen before its class's condition holds; publication is in seq order whatever
-classes a topic passes through; a failed write or sync publishes nothing; numbers and time never come twice.
+Goal: no reply leaves and no record is visible before the condition of its class holds; publication is in seq order
+whatever classes a topic goes through; a failed write or sync publishes nothing; seqs and times are never used twice.
 Method: single turns on a SimDisk, with the jobs run (or not) by the test.
 """
 
@@ -51,7 +51,7 @@ def test_fsync_reply_leaves_when_its_sync_is_finished_and_not_before() -> None:
     (token,) = h.ask(append("t", b"1"))
     assert token not in h.replies
     h.ask()
-    assert token not in h.replies, "turns alone do not make it durable"
+    assert token not in h.replies, "turns alone must not make it durable"
     h.run_job("sync")
     assert h.replies[token].synced
     assert h.replies[token].head_seq == 1
@@ -95,7 +95,7 @@ def test_creating_write_waits_for_a_sync_whatever_the_class(name: str) -> None:
     (token,) = h.ask(append("t", b"1", config=TopicConfig(durability=name)))
     (state,) = h.ask(c.State("t"))
     assert token not in h.replies
-    assert isinstance(h.replies[state], TopicNotFound), "nobody sees the topic before it is durable"
+    assert isinstance(h.replies[state], TopicNotFound), "the topic must not be visible before it is durable"
     h.run_job("sync")
     assert h.replies[token].created
     assert h.replies[token].synced
@@ -236,7 +236,7 @@ def test_second_write_with_the_same_key_waits_for_the_first() -> None:
     h = with_topics(t=FSYNC)
     (first,) = h.ask(append("t", b"1", b"2", key=b"k"))
     (second,) = h.ask(append("t", b"1", b"2", key=b"k"))
-    assert second not in h.replies, "its answer rests on a write that may still fail"
+    assert second not in h.replies, "its answer depends on a write that may still fail"
     h.rest()
     assert h.order[-2:] == [first, second]
     assert h.replies[second] == c.Appended("t", 1, 2, 2, deduped=True)
@@ -362,7 +362,9 @@ def test_failed_write_latches_in_its_own_turn() -> None:
     "those are answered too, and none of them becomes visible",
 )
 def test_failed_write_takes_parked_ones_along() -> None:
-    """What waits for a sync of a log that can no longer be written is given up as well: nothing passes a failure."""
+    """A write that waits for a sync of a log that can no longer be written is refused as well: nothing overtakes a
+    failure.
+    """
     h = with_topics(t=FSYNC)
     (parked,) = h.ask(append("t", b"1"))
     h.disk.fail_at(1, errno.EIO, of="write")
@@ -384,7 +386,7 @@ def test_failed_write_takes_parked_ones_along() -> None:
 def test_reopen_after_a_failure_shows_the_acked_and_at_most_the_failed_batch(
     call: str, how: str, seed: int
 ) -> None:
-    """The failed write was answered with an error: it may have reached the disk, whole, or not at all."""
+    """The failed write was answered with an error: it may have reached the disk, as a whole, or not at all."""
     h = Harness(seed=seed)
     h.put("t", FSYNC)
     h.append("t", b"1", b"2")
@@ -405,7 +407,7 @@ def test_reopen_after_a_failure_shows_the_acked_and_at_most_the_failed_batch(
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_disk_topic_never_reuses_an_acked_seq_after_a_failed_sync(seed: int) -> None:
-    """A failed sync leaves a page cache that lies; the next start must treat it as a power cut."""
+    """After a failed sync the page cache may differ from the disk; the next start must treat it as a power cut."""
     h = Harness(seed=seed)
     h.put("t", DISK)
     h.append("t", b"1", b"2")
@@ -479,7 +481,7 @@ def test_no_acked_seq_of_a_disk_topic_is_given_twice(seed: int) -> None:
         h.power_cut()
         h.open()
         rows, gaps = h.read("t")
-        assert all(acked.get(seq) == payload for seq, payload in rows), "nothing is invented"
+        assert all(acked.get(seq) == payload for seq, payload in rows), "unknown records"
         lost = set(acked) - {seq for seq, _ in rows}
         assert all(any(first <= seq <= last for first, last, _ in gaps) for seq in lost), "loss is announced"
 
@@ -506,7 +508,7 @@ def test_kill_on_the_same_boot_is_exact() -> None:
     "it is treated as a power cut: what may be lost is announced",
 )
 def test_power_cut_after_a_kill_is_still_a_power_cut() -> None:
-    """Recovery after the kill syncs what it read, so the records stay; the numbers it may have given are skipped."""
+    """Recovery after the kill syncs what it read, so the records stay; seqs that it may have assigned are skipped."""
     h = with_topics(t=DISK)
     h.append("t", b"1", b"2")
     h.kill_and_open()
@@ -579,7 +581,7 @@ def test_ceiling_is_synced_ahead_of_use() -> None:
 
 
 def test_old_ceiling_does_not_count_after_a_change_of_class_and_back() -> None:
-    """A ceiling was in flight when the topic became fsync; back on disk it begins anew, at a lower number."""
+    """A ceiling was being written when the topic became fsync; back on disk it starts again, at a lower number."""
     for seed in range(2):
         h = Harness(ROOMY, seed=seed)
         h.put("t", DISK)
@@ -590,7 +592,7 @@ def test_old_ceiling_does_not_count_after_a_change_of_class_and_back() -> None:
         acked = h.append("t", *[b"2"] * 2000).head_seq
         h.power_cut()
         h.open()
-        assert h.append("t", b"3").first_seq > acked, f"seed {seed}: an acked number was given again"
+        assert h.append("t", b"3").first_seq > acked, f"seed {seed}: an acked seq was used again"
 
 
 # ---- time
@@ -667,8 +669,8 @@ def test_read_of_a_ttl_topic_after_a_long_idle_waits_for_the_time_ceiling(comman
     h.rest()
     h.clock.advance(2 * limits.TIME_CEILING_STEP_MS)
     held, other = h.ask(command, c.Diff("plain"))
-    assert other in h.replies, "only what rests on time waits"
-    assert held not in h.replies, "a power cut now could bring an earlier clock and undo what it shows"
+    assert other in h.replies, "only replies that depend on time wait"
+    assert held not in h.replies, "a power cut now could undo what the reply shows"
     h.run_job("sync")
     assert held in h.replies
     (again,) = h.ask(command)

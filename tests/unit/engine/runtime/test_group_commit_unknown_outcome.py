@@ -1,8 +1,8 @@
-"""Which writes may be back after the log failed, and which may not.
+"""Which writes may be there after the log failed, and which may not.
 
-Goal: a write is refused plainly only if it is certain never to be seen; one that the log may keep is answered with
-outcome "unknown", and only such a one.
-Method: single turns on a SimDisk that fails at a chosen call; then kills and power cuts, and a look at what is back.
+Goal: a write is refused plainly only if it will certainly never be visible; one that may be in the log is answered
+with outcome "unknown", and no other one is. Method: single turns on a SimDisk that fails at a chosen call; then kills
+and power cuts, and a check of what is there.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_a_change_after_the_failure(command: c.Command) -> None:
 
 
 def test_the_same_key_while_the_first_write_waits() -> None:
-    """The retry writes nothing, but what it stands for may be in the log."""
+    """The retry writes nothing, but the first write may be in the log."""
     h = started()
     first, retry = h.ask(append("t", b"3", key=b"k"), append("t", b"3", key=b"k"))
     fail_sync(h)
@@ -104,7 +104,7 @@ def test_the_same_config_while_the_first_put_waits() -> None:
 
 
 def test_a_second_drop_is_answered_when_the_first_is_safe() -> None:
-    """It said at once that there is no such topic, and after a power cut there was."""
+    """It was answered at once that there is no such topic, but after a power cut there was."""
     h = started()
     first, second = h.ask(c.DropTopic("t"), c.DropTopic("t"))
     assert second not in h.replies
@@ -123,7 +123,7 @@ def test_a_second_drop_is_as_unknown_as_the_first() -> None:
 @fault("log file", "the next log file cannot be made while a batch is staged", REFUSED)
 @pytest.mark.parametrize("how", ["kill_and_open", "power_cut"])
 def test_what_was_only_staged_is_refused_and_never_seen(how: str) -> None:
-    """The third write needs a file of its own: making it fails before anything of the turn was written."""
+    """The third write needs a log file of its own: creating it fails before anything of the turn was written."""
     h = started()
     h.ask(append("t", b"parked"))
     h.disk.fail_at(1, errno.EIO, of="allocate")
@@ -155,7 +155,7 @@ def test_what_waits_for_its_sync_is_unknown_when_a_log_file_cannot_be_made() -> 
 @fault("log file", "the first entry of the next log file cannot be written", REFUSED)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_failed_move_to_the_next_log_file(seed: int) -> None:
-    """The batch behind it was never written."""
+    """The batch after it was never written."""
     h = started(seed)
     room = h.engine.wal.active.remaining
     h.disk.fail_at(1, errno.EIO, of="write")
@@ -219,7 +219,7 @@ def test_an_erase_is_never_refused_once_readers_see_the_delete() -> None:
             assert deleted, number
         elif "outcome" not in reply.detail:
             assert_refused(reply)
-            assert not deleted, f"call {number}: refused, and readers see it"
+            assert not deleted, f"call {number}: refused, but visible to readers"
         else:
             assert_unknown(reply)
         answers.add((type(reply), deleted))

@@ -1,7 +1,7 @@
-"""Goal: what was marked as deleted is found marked, neither more nor less, or the file is called rotten.
+"""Goal: exactly the rows that were marked as deleted are read back as deleted, or the file is reported as damaged.
 
-Method: marks are added in blocks on the simulated disk, with power cuts between and under them, and read back; every
-byte of the file is changed once. Version 1 is written by hand, as it was: one byte a row.
+Method: marks are added in blocks on the simulated disk, with power cuts between and during writes, and read back;
+every byte of the file is changed once. Version 1 is written by hand: one byte per row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION_1 = b"TPCSDEL\0" + struct.pack("<II", 1, 0)
 
 
 def segment(rows: int) -> SegmentMeta:
-    """Only its marks are looked at here; `data` and `idx` of no rows need no files."""
+    """Only its marks are used here; `data` and `idx` of no rows need no files."""
     return SegmentMeta(1, rows=rows)
 
 
@@ -122,9 +122,9 @@ def test_unsynced_marks_cost_neither_synced_ones_nor_live_rows(
     meta.rows = 2000
     mark_deleted(disk, DIR, meta, sorted(unsynced))
     disk.crash()
-    assert marked(disk, named) == sorted(synced), "what lies behind the named length does not count"
+    assert marked(disk, named) == sorted(synced), "bytes after the given length do not count"
     mark_deleted(disk, DIR, named, [7])
-    assert marked(disk, named) == sorted(synced | {7}), "what was left there is written over"
+    assert marked(disk, named) == sorted(synced | {7}), "leftover bytes there are overwritten"
 
 
 @fault(
@@ -219,6 +219,6 @@ def test_a_later_version_is_refused_by_name() -> None:
     disk, meta = new_disk(), segment(5)
     path = mark_deleted(disk, DIR, meta, [1])
     put(disk, meta, b"TPCSDEL\0" + struct.pack("<II", 3, 0) + read_file(disk, path)[16:])
-    meta.del_bytes = 0  # no snapshot knows what was written
+    meta.del_bytes = 0  # no snapshot lists these marks
     with pytest.raises(UnsupportedFormat, match=f"{path} has format version 3"):
         read_deleted(disk, DIR, meta)

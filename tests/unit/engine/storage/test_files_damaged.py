@@ -1,7 +1,8 @@
-"""Small files that are not what was written.
+"""Damaged small files.
 
-Goal: each is named in one line that says what to do, with the documented exit code, without a traceback and without reading a huge
-file into memory. Method: every kind of damage in the place of every such file, and the commands that read it, in this process.
+Goal: each is reported in one line that says what to do, with the documented exit code, without a traceback and
+without reading a huge file into memory. Method: every kind of damage in place of every such file, and the commands
+that read it, in this process.
 """
 
 from __future__ import annotations

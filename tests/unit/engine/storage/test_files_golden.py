@@ -1,14 +1,15 @@
-"""Goal: what version 1 wrote stays readable, and version 1 goes on writing exactly that.
+"""Goal: files of version 1 stay readable, and version 1 is still written byte for byte.
 
-Method: `golden/` holds one small file of every kind, written once. The tests read them with today's code, compare
-the result with contents written out here, and check that encoding the same contents gives the same bytes.
+Method: `golden/` has one small file of every kind, written once. The tests read them with the current code, compare
+the result with literal contents, and check that encoding the same contents gives the same bytes.
 
 **A later version must still read these files.** When a format changes, its version number goes up, the new version
-gets files of its own beside these, and the reading tests here stay as they are. Only the tests of encoding are then
-taken out: nobody writes the old form any more (`READ_ONLY`). A reading test that fails means that an upgrade would
-lose data. Fields that were added at the end have their defaults when an old file is read.
+gets files of its own, and the reading tests stay as they are. Only the encoding tests of the old version are removed:
+it is not written any more (`READ_ONLY`). A reading test that fails means that an upgrade would lose data. Fields that
+were added at the end have their defaults when an old file is read.
 
-`python -m tests.unit.engine.storage.test_files_golden --write` writes files that are missing and refuses to change one that is there.
+`python -m tests.unit.engine.storage.test_files_golden --write` writes files that are missing and refuses to change
+existing ones.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ TOPIC = 0x0A0B0C0D0E0F
 
 CONFIG = TopicConfig(ttl_ms=60_000, cap_records=100, durability="fsync", dead_letter="dead", cap_per_tag=3)
 
-# One write with everything a record can have, one with nothing of it, one of raw bytes.
+# One write with every field that a record can have, one with none, one of raw bytes.
 FULL = Records(
     payloads=[b'{"n":1}{"m":true}', '{"n":"zwei ✓"}'.encode()],
     tags=[b"orders.eu", None],
@@ -120,14 +121,14 @@ CONTROLS: list[tuple[int, object]] = [
     (frames.TOPIC_DELETE, None),
 ]
 
-# A log file that knows its length.
+# A log file that stores its length.
 SIZED_NUMBER = 8
 SIZED_NAME = file_name(SIZED_NUMBER)
 
 SEGMENT = "seg-0000000000000001-0"
 SEGMENT_FILES = [f"{SEGMENT}.{suffix}" for suffix in ("data", "idx", "dict", "sum", "del")]
 CHAIN = bytes.fromhex("0011223344556677")
-# offset, length, ts, flags, tag, node, size: the third record died before it came here.
+# offset, length, ts, flags, tag, node, size: the third record was deleted before the checkpoint.
 SEGMENT_ROWS = [
     (16, 85, TS, 19, 1, 1, 17),
     (101, 86, TS, 18, 0, 2, 99),
@@ -197,7 +198,7 @@ TOPIC_ROWS = [
 ]
 SNAPSHOT = "snap-0000000000000003"
 
-# Marks in blocks with digests, which the snapshot knows, as it knows those of an open index.
+# Marks in blocks with digests, which the snapshot has, as it has those of an open index.
 MARKS = "seg-0000000000000002-0.del"
 MARKED_META = SegmentMeta(
     2,
@@ -214,7 +215,7 @@ MARKED_META = SegmentMeta(
 MARKED_SNAPSHOT = "snap-0000000000000004"
 MARKED_SHARD_ROW = msgspec.structs.replace(SHARD_ROW, number=4)
 MARKED_ROWS = [msgspec.structs.replace(TOPIC_ROWS[0], segments=[SEGMENT_META, MARKED_META])]
-# A topic with a queue's own consumer and a named one, and letters on their way.
+# A topic with a queue's own consumer and a named one, and dead letters that are being moved.
 CONSUMER_CONFIG = ConsumerConfig(max_deliver=3, filter=(("Subject", "orders.*"),), dead_letter="dead")
 CONSUMER_SNAPSHOT = "snap-0000000000000005"
 CONSUMER_SHARD_ROW = msgspec.structs.replace(SHARD_ROW, number=5)
@@ -239,7 +240,7 @@ CONSUMER_ROWS = [
         dead_letters=DeadLettersRow(3, [(2, "", 4, "dead", 2, "why")], [(1024, 8)], 1),
     )
 ]
-# What happens to consumers, as the log holds it.
+# Changes of consumers, as logged.
 CONSUMER_EVENTS: list[tuple[int, object]] = [
     (frames.CONSUMER_PUT, ConsumerStored("mail", CONSUMER_CONFIG, 7, [1], TS)),
     (frames.LEASE, Event("mail", 1, [2, 3], TS + 30_000, b"w-1", 78, [1, 2], 4, streamed=True)),
@@ -249,7 +250,7 @@ CONSUMER_EVENTS: list[tuple[int, object]] = [
 ]
 EVENTS_NUMBER = 9
 EVENTS_NAME = file_name(EVENTS_NUMBER)
-# Rules of the catalog, what a shard copies, and a topic that takes copies and has had epochs of its own.
+# Rules of the catalog, what a shard copies, and a topic that takes copies and has had its own epochs.
 FORWARD = Forward(
     7, "o->a", "orders.>", "audit", False, True, (("Glob", "eu*"), ("Subject", "a.*")), True, True,
     "exactly_once", "active", True, False,
@@ -275,7 +276,7 @@ FORWARD_EVENTS: list[tuple[int, object]] = [
 ]
 FORWARD_EVENTS_NUMBER = 10
 FORWARD_EVENTS_NAME = file_name(FORWARD_EVENTS_NUMBER)
-# A shard that took topics over when the number of shards changed.
+# A shard that took over topics when the number of shards changed.
 ADOPTING_SNAPSHOT = "snap-0000000000000020"
 ADOPTING_SHARD_ROW = msgspec.structs.replace(
     FORWARD_SHARD_ROW, number=32, next_id=4098, first_id=4096, adopted=pack_ids([1024, 2049])
@@ -291,7 +292,7 @@ MERGED_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], merges=Merges().with_pla
 MERGE_EVENTS: list[tuple[int, object]] = [(frames.SEGMENT_MERGE, MERGED)]
 MERGE_EVENTS_NUMBER = 11
 MERGE_EVENTS_NAME = file_name(MERGE_EVENTS_NUMBER)
-# A topic with sink transactions: what it remembers of producers, one that is open, one that is decided and half done.
+# A topic with transactions: the state of producers, an open one, and a decided one that is half done.
 TXN_SNAPSHOT = "snap-0000000000000030"
 TXN_SHARD_ROW = msgspec.structs.replace(SHARD_ROW, number=48)
 OPENED = Opened(0x1122334455667788, 3, "query-1", 12, 3_600_000)
@@ -322,7 +323,7 @@ TXN_HEAD = ChunkHead("0-17", 0, 2, 116, 99)
 TRIMMING_SNAPSHOT = "snap-0000000000000022"
 TRIMMING_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=34)
 TRIMMING_ROWS = [msgspec.structs.replace(FORWARD_ROWS[0], is_trimmed=False), *FORWARD_ROWS[1:]]
-# A dest that knows the source of what is copied into it.
+# A dest that stores the source of its copies.
 SOURCED_SNAPSHOT = "snap-0000000000000023"
 SOURCED_SHARD_ROW = msgspec.structs.replace(ADOPTING_SHARD_ROW, number=35)
 SOURCED_ROWS = [

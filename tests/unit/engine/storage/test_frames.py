@@ -1,8 +1,8 @@
-"""Goal: a frame is exactly the bytes that docs/decisions/0001 says, and nothing is lost on the way there and back.
+"""Goal: a frame is exactly the bytes specified in docs/decisions/0001, and encoding and decoding lose nothing.
 
-Method: one frame is taken apart by hand, with offsets from the document and no help from the codec. Round trips of
-whole batches are drawn by Hypothesis and compared column by column. Damage is exhaustive: every byte of a frame is
-replaced by every other value.
+Method: one frame is decoded by hand, with offsets from the document and without the codec. Round trips of whole
+batches are drawn by Hypothesis and compared column by column. Damage is exhaustive: every byte of a frame is replaced
+by every other value.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def test_the_last_frame_may_be_the_smallest_there_is() -> None:
 
 
 def with_area(area: bytes) -> bytes:
-    """A frame with this extension area, whoever wrote it."""
+    """A frame with this extension area."""
     body = frames.HEADER.pack(42 + 3 + len(area), APPEND, HAS_EXT, 1, 1, 1, 1, 1, 1) + b"ntp" + area
     return body + xxh3_64_digest(body)
 

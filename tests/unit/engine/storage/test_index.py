@@ -1,7 +1,7 @@
-"""Goal: a chunk's rows are what was put in, however they came in and however often its buffer grew.
+"""Goal: a chunk's rows are the ones that were inserted, whichever way, and however often its buffer grew.
 
-Method: the two ways in, row by row and by columns, are fed the same rows and compared byte by byte; masks and cuts
-are compared with plain Python over a list of tuples.
+Method: the two ways to insert, row by row and by columns, get the same rows and are compared byte by byte; masks and
+cuts are compared with plain Python over a list of tuples.
 """
 
 from __future__ import annotations

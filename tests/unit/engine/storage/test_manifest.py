@@ -1,4 +1,4 @@
-"""Manifests, dead rows, pins and names: what is written is read, and what has changed by one byte is not."""
+"""Manifests, dead rows, pins and names: they are read back as written, and refused when one byte has changed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from topics.engine.storage.merge_plan_file import (
 
 
 def row(*sizes: int | tuple[int, int] | None, rows: int = 10) -> list[Candidate | None]:
-    """Neighbours of these bytes; with how many of them are dead; None: one that cannot be merged."""
+    """Segments with these sizes; with how many rows are dead; None: one that cannot be merged."""
     made: list[Candidate | None] = []
     for i, size in enumerate(sizes):
         data, dead = size if isinstance(size, tuple) else (size, 0)
@@ -47,10 +47,10 @@ def test_dead_bytes_make_room_and_are_a_reason_of_their_own() -> None:
     assert chosen(row((90, 60), (90, 60))) == [(0, 2)]
     assert chosen(row((100, 10))) == [(0, 1)]
     assert chosen(row((100, 9))) == []
-    assert chosen(row((100, 0)), min_garbage=0) == [], "nothing would be gained"
+    assert chosen(row((100, 0)), min_garbage=0) == [], "nothing would be saved"
     assert chosen(row(30, (30, 9), 30), min_segments=5) == [(0, 3)], "a tenth of all of it is dead"
     assert chosen(row(30, (30, 6), 30), min_segments=5) == [(1, 2)], "a fifth of this one is"
-    assert chosen(row((500, 200))) == [(0, 1)], "also what is larger than the target"
+    assert chosen(row((500, 200))) == [(0, 1)], "also segments larger than the target"
 
 
 def test_a_hole_or_one_that_cannot_be_merged_ends_a_run() -> None:

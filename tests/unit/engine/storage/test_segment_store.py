@@ -1,7 +1,9 @@
-"""Goal: every SegmentStore keeps the same contract, so that what holds with a directory holds with an object store.
+"""Goal: every SegmentStore keeps the same contract, so that code that works with a directory works with an object
+store.
 
-Method: each test runs over a directory, over the simulated disk, and over a double that can neither rename nor write in
-place. What only files can show, the unfinished ones, is tested on the disk, with a crash and a failure at each call.
+Method: each test runs with a directory, with the simulated disk, and with a test double that can neither rename nor
+write in place. Unfinished files, which only a file system has, are tested on the disk, with a crash and a failure at
+each call.
 """
 
 from __future__ import annotations
@@ -105,12 +107,12 @@ def test_a_put_in_steps_is_seen_when_it_has_come_to_its_end(store: SegmentStore)
 
     store.put(KEY, [b"before"])
     steps = store.put_steps(KEY, pieces())
-    assert taken == [], "nothing is done before the first step"
+    assert taken == [], "nothing must be done before the first step"
     seen: list[int] = []
     for _ in steps:
         seen.append(len(taken))
         assert store.read_range(KEY, 0, 100) == b"before"
-    assert seen == sorted(set(seen)), "each step takes a piece or two"
+    assert seen == sorted(set(seen)), "each step must take a piece or two"
     assert len(seen) >= 2
     assert store.read_range(KEY, 0, 100) == b"abcdef"
     assert store.list("") == [KEY]
@@ -128,7 +130,7 @@ def test_a_put_that_is_given_up_between_two_steps_has_done_nothing(store: Segmen
     assert store.read_range(OTHER, 0, 100) == b"later"
 
 
-# ---- the right directory
+# ---- the wrong directory
 
 
 @fault(
@@ -166,7 +168,7 @@ def test_a_directory_that_is_not_the_one_is_left_alone(tmp_path: Path) -> None:
         LocalSegmentStore(other, identity=identity).put(KEY, [b"y"])
 
 
-# ---- files that were not finished
+# ---- unfinished files
 
 
 def holders(disk: SimDisk, needle: bytes) -> list[str]:

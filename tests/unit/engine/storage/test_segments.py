@@ -293,10 +293,10 @@ def test_another_version_is_refused_by_name(suffix: str) -> None:
     meta = build(disk, [b"one", b"two"])
     seal(disk, DIR, meta, b"")
     mark_deleted(disk, DIR, meta, [0])
-    meta.del_bytes = 0  # of marks that no snapshot vouches for
+    meta.del_bytes = 0  # of marks that no snapshot covers
     path = segment_path(DIR, meta, suffix)
     write_at(disk, path, 8, b"\x03")
-    if suffix == "sum":  # it ends in a digest of its own, which a later version would have made to fit
+    if suffix == "sum":  # it ends in a digest of its own, which a later version would have made valid
         content = read_file(disk, path)
         write_at(disk, path, len(content) - 8, xxh(content[:-8]))
     readers: dict[str, Callable[[], object]] = {

@@ -158,7 +158,7 @@ def test_a_crash_anywhere_leaves_the_old_or_the_whole_new_one(seed: int) -> None
         assert read_snapshot(disk, DIR, 1)[1] == []
         if finished or 2 in numbers:
             assert len(read_snapshot(disk, DIR, 2)[1]) == 600
-        # A longer leftover of the crashed attempt does not show in the next one.
+        # The next one does not contain a longer leftover of the crashed attempt.
         write(disk, 2, ["short"])
         assert read_snapshot(disk, DIR, 2)[1] == []
         if finished:

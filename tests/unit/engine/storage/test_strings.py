@@ -28,7 +28,7 @@ def test_add_and_release() -> None:
     assert table.release(a) == b"a"
     assert table.release(0) is None
     assert (table.id_of(b"a"), table.name(a), len(table)) == (0, None, 1)
-    assert table.add(b"c") == a, "a released id is given out again"
+    assert table.add(b"c") == a, "a released id is used again"
     assert (table.name(a), table.id_of(b"c"), table.id_of(None)) == (b"c", a, 0)
 
 
@@ -45,7 +45,7 @@ def test_releasing_too_often_is_an_error_that_changes_nothing_else(size: int) ->
     a = table.add(b"a")
     with pytest.raises(ValueError, match="more often") as caught:
         table.release_many(u4(*[a] * (size + 1)))
-    table.add(b"c")  # the table can still grow while the error is held
+    table.add(b"c")  # the table can still grow while the error is referenced
     assert caught.value is not None
     with pytest.raises(ValueError, match="more often"):
         table.release(table.release_many(u4(table.id_of(b"b")))[0][0])
@@ -143,4 +143,4 @@ def test_memory_is_bounded_when_every_record_has_its_own_string() -> None:
     used = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(table.names) == 1001
-    assert used < 400_000, "a thousand live strings, whatever came before them"
+    assert used < 400_000, "a thousand live strings, however many there were before"

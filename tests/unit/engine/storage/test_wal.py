@@ -1,7 +1,7 @@
-"""Goal: the log says what was written, where it ends, and what of it is damaged; it never serves a guess.
+"""Goal: scanning the log returns what was written, where it ends, and what is damaged; it never guesses.
 
-Method: files are made by `Wal` on the simulated disk, or byte by byte, and handed to `scan`. One test takes an
-envelope apart with the offsets of docs/decisions/0001. Damage is placed by Hypothesis or exhaustively.
+Method: files are made by `Wal` on the simulated disk, or byte by byte, and passed to `scan`. One test decodes an
+envelope with the offsets of docs/decisions/0001. Damage is placed by Hypothesis or exhaustively.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def bodies(found: ScannedFile) -> list[bytes]:
 def build(
     contents: list[bytes], *, number: int = 1, salt: int = SALT, rest: int = 256
 ) -> tuple[bytes, list[int]]:
-    """A file of these envelopes with a zero-filled rest, and where each envelope begins."""
+    """A file of these envelopes, padded with zeros, and where each envelope begins."""
     data = file_header(shard=0, number=number, salt=salt)
     starts = []
     for i, body in enumerate(contents):
@@ -187,9 +187,9 @@ def test_a_torn_tail_ends_the_log_before_it(contents: list[bytes], data: st.Data
     torn = content[: starts[-1] + kept] + bytes(len(content) - starts[-1] - kept)
     found = must_scan(torn)
     if torn == content:
-        return  # what was torn off was zeros: nothing is missing
+        return  # the torn part was zeros: nothing is missing
     assert bodies(found) == contents[:-1]
-    # Nothing but zeros left of it: indistinguishable from a rest that was never written.
+    # Only zeros are left of it: it looks like a rest that was never written.
     assert found.bad_at == ([starts[-1]] if any(torn[starts[-1] :]) else [])
 
 
@@ -256,7 +256,7 @@ def test_the_magic_inside_a_body_is_not_taken_for_an_envelope() -> None:
 
 @fault("log file", "a payload holds bytes that look like an entry of the log", "it is never taken for one")
 def test_an_envelope_of_another_file_inside_a_body_is_not_taken_for_ours() -> None:
-    """Whoever writes a record chooses its bytes, but does not know the salt."""
+    """A client can choose the bytes of a record, but does not know the salt."""
     forged = bytes(8) + encode_envelope(SALT ^ 1, 99, 98, 98, b"forged")
     content, starts = build([b"a", forged, b"z"])
     found = must_scan(changed(content, starts[1] + 40, bytes(8)))
@@ -264,7 +264,7 @@ def test_an_envelope_of_another_file_inside_a_body_is_not_taken_for_ours() -> No
 
 
 def test_a_salt_of_another_file_ends_the_log() -> None:
-    """A file system may give back the blocks of an older log file: its envelopes are whole, and not ours."""
+    """A file system may reuse the blocks of an older log file: its envelopes are intact, but belong to that file."""
     mine, _ = build([b"mine"], rest=0)
     stale, starts = build([b"x" * len(b"mine"), b"older"], salt=SALT ^ 1)
     found = must_scan(mine + stale[len(mine) :])
@@ -567,7 +567,7 @@ def test_a_start_frame_is_a_whole_frame() -> None:
     "the start is refused and names the file, in bounded time; nothing is changed",
 )
 def test_the_search_for_envelopes_without_a_header_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them says that it goes on to the end of the file: hashing all of them would be quadratic."""
+    """Each of them claims to extend to the end of the file: hashing all of them would be quadratic."""
     count, size = 20_000, 64
     hashed = 0
 

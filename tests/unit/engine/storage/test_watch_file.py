@@ -1,8 +1,8 @@
 """The file of watch sessions.
 
-Goal: a save is there whole or not at all, and costs what has changed; damage is noticed and costs no record, and the tools that
-check a data directory know the file. Method: round trips, a crash or an error at every disk call, every flipped bit; then a shard
-with such a file is verified and repaired.
+Goal: a save is there as a whole or not at all, and its cost depends on the size of the change; damage is detected and
+loses no record, and the tools that check a data directory support the file. Method: round trips, a crash or an error
+at every disk call, every flipped bit; then a shard with such a file is verified and repaired.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def stored(disk: SimDisk) -> dict[str, SessionRow]:
     return {row.wid: row for row in found.sessions} if found is not None else {}
 
 
-# ---- what is written is read
+# ---- round trips
 
 
 @given(st.lists(rows, max_size=5, unique_by=lambda row: row.wid), st.lists(groups, max_size=5))
@@ -195,7 +195,7 @@ def test_a_file_of_version_1_is_read() -> None:
     )
     assert session_file.read(disk, DIR) == WatchRows([session], [("orders", 1024, "crew", 5)])
     assert inspect(disk, PATH).facts == {"sessions": 1, "groups": 1}
-    for bit in range(8):  # rot of its version is not a later one
+    for bit in range(8):  # a damaged version is not a later version
         disk.flip_bit(PATH, 8, bit)
         with pytest.raises(Corrupt):
             list(read_entries(disk, PATH))
@@ -210,7 +210,7 @@ VERSION_1 = (
 
 
 def test_what_version_2_has_written_is_read() -> None:
-    """Written by the first program that knew this version: a base of two sessions and a group, an appended change."""
+    """Written by the first program with this version: a base of two sessions and a group, and an appended change."""
     disk = shard_disk()
     overwrite(disk, PATH, bytes.fromhex(VERSION_2))
     found = session_file.read(disk, DIR)
@@ -234,7 +234,7 @@ VERSION_2 = (
 OFFSETS_2 = [40, 158, 205]
 
 
-# ---- what a save costs
+# ---- the cost of a save
 
 
 def test_a_save_appends_what_has_changed_and_no_more() -> None:
@@ -325,7 +325,7 @@ def test_rows_that_many_sessions_need_at_once_are_encoded_in_turns() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_saves_are_read_as_the_table_is(seed: int) -> None:
-    """Also of a table from which a save takes only a part: then what it has not taken is as it was."""
+    """Also for a table of which a save takes only a part: the rest is as it was."""
     rng = random.Random(seed)
     disk = shard_disk(seed)
     table = Table(disk)
@@ -347,7 +347,7 @@ def test_random_saves_are_read_as_the_table_is(seed: int) -> None:
                 table.save(limit=rng.choice([2, 1000]))
             case _ if wid in table.sessions._sessions:
                 table.move(wid, f"t.{rng.randrange(90)}", step)
-        if rng.random() < 0.05:  # a worker begins anew with what is there
+        if rng.random() < 0.05:  # a worker restarts with the saved state
             while table.sessions.is_dirty:
                 table.save()
             table.save()
@@ -412,7 +412,7 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_content(seed: int, power:
         else:
             disk.kill()
         assert stored(disk) in ([table.content()] if finished else [old, table.content()])
-        # What the crash left does not show in the next save.
+        # Leftovers of the crash do not appear in the next save.
         again = Table(disk)
         again.create("only")
         again.save()
@@ -481,7 +481,7 @@ def test_every_flipped_bit_and_every_lost_end_costs_only_what_comes_after(
         found = stored(disk)
         entries = sum(offset <= damaged_at for offset in offsets)  # the last of these is damaged
         assert found == (contents[entries - 2] if entries >= 2 else {}), damaged_at
-        # The end of an append may be what a crash left; anything else is rot.
+        # The end of an append may be left by a crash; anything else is damage.
         is_torn = entries == len(offsets) or (is_cut and entries >= 2)
         assert bool(caplog.records) == (not is_torn), damaged_at
 

@@ -1,6 +1,6 @@
-"""Goal: `topics inspect` tells of every kind of file what is in it, and of a damaged one what is wrong and where.
+"""Goal: `topics inspect` shows the contents of every kind of file, and of a damaged one what is wrong and where.
 
-Method: the files of every stored format in `golden/`; those that an engine left on a simulated disk, whole, with single
+Method: the files of every stored format in `golden/`; those of an engine on a simulated disk, intact, with single
 bytes changed, cut, and of later versions; and the command's exit codes. It never ends with a traceback.
 """
 
@@ -33,7 +33,7 @@ from topics.system.read_only_disk import ReadOnlyDisk
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No waiting for a server that may be writing: there is none."""
+    """Do not wait for a server that may be writing: there is none."""
     monkeypatch.setattr(inspect_file, "SETTLE_S", 0)
     monkeypatch.delenv("TOPICS_COLD_DIR", raising=False)
 
@@ -207,7 +207,7 @@ def test_one_wrong_byte_of_a_file_with_a_digest_is_found(tmp_path: Path, pattern
 
 
 def test_rot_in_a_log_is_told_with_its_place(tmp_path: Path) -> None:
-    """One entry that was synced, the last one, the header, and the end."""
+    """A synced entry, the last one, the header, and the end."""
     pieces = [file_header(shard=0, number=1, salt=5, capacity=2048)]
     for lsn in range(1, 6):
         body = encode_control(SKIP, 1, 1_700_000_000_000 + lsn, [lsn, 1])

@@ -1,4 +1,4 @@
-"""`topics verify`, `topics inspect` and `topics du` know manifests, pins and plans, and what a merge has left."""
+"""`topics verify`, `topics inspect` and `topics du` support manifests, pins, plans and the leftovers of a merge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from topics.system.read_only_disk import ReadOnlyDisk
 
 
 def with_merges() -> tuple[Harness, ObjectStore]:
-    """A merged topic with dead rows, a pin, and a plan of what was written later."""
+    """A merged topic with dead rows, a pin, and a plan for later segments."""
     store = ObjectStore()
     h = begun(store)
     merged(h)
@@ -115,7 +115,7 @@ def test_du_counts_them(cold: Path, tmp_path: Path) -> None:
         (root / "cold-id").write_text("0" * 32)
     kinds = {kind.kind: kind for kind in disk_usage(str(data), str(cold)).kinds}
     assert kinds["manifests"].files >= 5
-    assert kinds["staging"].files >= 5, "what jobs make for a plan"
+    assert kinds["staging"].files >= 5, "outputs of jobs for a plan"
     assert (
         kinds["other"].bytes
         == sum((root / "cold-id").stat().st_size for root in (data, cold))

@@ -1,7 +1,7 @@
-"""Goal: `verify` and `--repair` see both tiers as one, and never take a cold tier that they do not know for a lost one.
+"""Goal: `verify` and `--repair` treat both tiers as one, and do not take an unavailable cold tier for a lost one.
 
-Method: a shard with two cold segments, damaged in one place; the tool looks through a disk that shows both tiers, and
-what it leaves is opened by an engine with the same store.
+Method: a shard with two cold segments, damaged in one place; the tool reads a disk that shows both tiers, and the
+result is opened by an engine with the same store.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def test_a_rotten_cold_record_is_found_and_repaired() -> None:
     for _ in range(3):
         h.append("t", b'"x"')
         h.checkpoint()
-    assert not any(key.startswith(f"{FIRST}.") for key in store.objects), "nothing names it any more"
+    assert not any(key.startswith(f"{FIRST}.") for key in store.objects), "it is not referenced any more"
     assert h.rows("t")[:13] == records(1, *range(3, 15))
 
 

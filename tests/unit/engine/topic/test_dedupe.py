@@ -1,7 +1,7 @@
-"""Goal: a repeated key is recognised for exactly its window, and the memory for it stays bounded.
+"""Goal: a repeated key is recognised during exactly its window, and its memory is bounded.
 
-Method: direct calls at the edges of the window and of the table, and a Hypothesis comparison with a table that
-keeps everything.
+Method: direct calls at the edges of the window and of the table, and a Hypothesis comparison with a table that keeps
+everything.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_adding_forgets_what_has_left_its_window() -> None:
 
 
 def test_a_key_used_again_after_its_window_moves_to_the_end() -> None:
-    """Else it would be the oldest in front with a new time, and nothing behind it would ever be forgotten."""
+    """Otherwise it would stay the first entry with a new time, and no later entry would ever be removed."""
     window = DedupeWindow()
     window.add(b"a", (1, 1, 1000), window_ms=100)
     window.add(b"b", (2, 1, 1090), window_ms=100)
@@ -81,7 +81,7 @@ def test_the_bound_is_the_one_of_the_limits_page() -> None:
 
 
 def test_a_write_forgets_a_few_of_many_keys_past_their_window_in_little_time() -> None:
-    """All of a full table at once would keep the shard busy for seconds."""
+    """Removing all entries of a full table at once would keep the shard busy for seconds."""
     window = DedupeWindow()
     for i in range(DEDUPE_KEYS_MAX):
         window.add(b"%d" % i, (i + 1, 1, 1000), window_ms=100)
@@ -166,5 +166,5 @@ def test_within_the_bound_it_knows_what_a_table_that_keeps_everything_knows(
             window.add(key, everything[key], window_ms=window_ms)
         times = [entry[2] for entry in window.entries.values()]
         assert times == sorted(times)
-        # Nothing that has left its window is kept behind the newest entry.
+        # No entry past its window stays after the newest entry.
         assert all(times[-1] - time <= window_ms for time in times)

@@ -1,7 +1,8 @@
-"""Goal: deciders see what is staged, readers see what is published, and both are what the same list of changes makes.
+"""Goal: decisions see staged state, readers see published state, and both result from the same list of changes.
 
-Method: a model of a topic in a dict runs beside `TopicLog` under random changes, publications and a failed commit;
-after every step both states are compared row by row. What is subtle (floors, held strings) also has a small test of its own.
+Method: a model of a topic in a dict runs next to `TopicLog` under random changes, publications and a failed commit;
+after every step both states are compared row by row. Subtle parts (floors, string references) also have small tests
+of their own.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def test_caps_and_ttl_leave_floors_of_their_own() -> None:
 
 
 def test_a_floor_stands_at_the_last_live_record_that_was_lost() -> None:
-    """What the caller deleted is not lost: a reader behind it hears of no gap."""
+    """Deleted records are not lost: a reader before them gets no gap."""
     for size in (1, 100):
         log = new_log(1000)
         append(log, [1] * 10 * size)
@@ -238,7 +239,7 @@ def test_a_string_is_held_until_the_last_record_with_it_is_gone_for_readers(how:
     )()
     assert log.tags.count(b"red") == 0
     assert (op.tags_held, op.nodes_held) == (1, 1)
-    # A reader that looks at a row now must still learn what its ids mean.
+    # A reader that has a row must still be able to look up its ids.
     assert (log.tags.strings.name(tag), log.nodes.name(node)) == (b"red", b"n1")
     log.publish(op)
     assert (log.tags.strings.name(tag), log.nodes.name(node)) == (None, None)
@@ -327,7 +328,7 @@ Live = dict[int, tuple[int, bytes | None]]  # seq: size, tag
 
 
 class Model:
-    """One state of a topic: what a list of changes makes of it."""
+    """One state of a topic, as a list of changes makes it."""
 
     def __init__(self) -> None:
         self.live: Live = {}
@@ -370,7 +371,7 @@ def changes(draw: st.DrawFn) -> list[tuple[str, int, int, bytes | None]]:
 
 
 def change(log: TopicLog, model: Model, kind: str, place: int, length: int, tag: bytes | None) -> Op:
-    """Make one change to both."""
+    """Apply one change to both."""
     first = 1 + place * model.head // 101
     last = min(model.head, first + length - 1)
     if kind == "append":

@@ -1,4 +1,4 @@
-"""Goal: what is lost is announced, and the list of it stays short, in order, and never says less than was lost.
+"""Goal: losses are announced, and their list stays short, in order, and never covers less than was lost.
 
 Method: small logs, and random ranges compared with a set of seqs.
 """

@@ -1,6 +1,6 @@
-"""Goal: rows are found by their seqs, whatever holes lie between them, and what is live, due or too much is found among them.
+"""Goal: rows are found by their seqs, whatever holes are between them; and so are live, expired and excess rows.
 
-Method: small logs for the cases that are known, random ones whose answers are compared with brute force.
+Method: small logs for known cases, random ones whose answers are compared with brute force.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tag index, against a plain model that remembers every record."""
+"""The tag index, compared with a simple model that remembers every record."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from topics.engine.topic.tags import LoadPart, Mask, Seqs, TagIndex
 
 
 class Model:
-    """A tag index beside the records it stands for; every death is told to both."""
+    """A tag index next to the records that it indexes; every deletion is applied to both."""
 
     def __init__(self) -> None:
         self.index = TagIndex()
         self.next_seq = 1
         self.live: dict[int, tuple[bytes | None, int]] = {}  # seq → tag, tag id
-        self.asked = 0  # how many seqs the index wanted to know about
+        self.asked = 0  # how many seqs the index asked about
 
     def is_live(self, seqs: Seqs) -> Mask:
         self.asked += seqs.size
@@ -51,7 +51,7 @@ class Model:
         self.index.check([(seq, tag) for seq, (tag, _) in self.live.items()])
 
     def check_reads(self, tag: bytes, around: int) -> None:
-        """Every point read of a tag; the ones that shift things come in the middle and at the end."""
+        """Every point read of a tag; those that change the index come in the middle and at the end."""
         index, want = self.index, self.seqs(tag)
         below, above = bisect_right(want, around), bisect_left(want, around)
         assert index.count(tag) == len(want)
@@ -74,7 +74,7 @@ def test_add_count_and_forget() -> None:
     model.kill([2])
     assert (len(model.index), model.index.first(b"b", model.is_live)) == (1, 0)
     model.add(b"b")
-    assert model.index.seqs(b"b", model.is_live).tolist() == [5], "a forgotten tag starts afresh"
+    assert model.index.seqs(b"b", model.is_live).tolist() == [5], "a forgotten tag starts again"
     model.check()
 
 
@@ -117,7 +117,7 @@ def test_a_dead_stretch_is_crossed_once() -> None:
     model.asked = 0
     assert model.index.first_at_or_after(b"a", 3000, model.is_live) == 7000
     assert model.index.last_at_or_before(b"a", 6999, model.is_live) == 2999
-    assert model.asked == 0, "all that is dead has left the list"
+    assert model.asked == 0, "all dead seqs are removed from the list"
     model.check()
 
 
@@ -205,7 +205,7 @@ def test_names() -> None:
     assert names("Subject", b"a.>") == [b"a.b", b"a.b.c", b"a.c"]
     assert names("Subject", b"*.b") == [b"a.b", b"b.b"]
     model.kill([2, 3])
-    model.add(b"a.d", b"a.b.c")  # one new, one that went and came back between two queries
+    model.add(b"a.d", b"a.b.c")  # one new, and one that was removed and added between two queries
     assert names("Subject", b"a.*") == [b"a.b", b"a.d"]
     assert names("Subject", b"x.>") == []
 
@@ -223,7 +223,7 @@ def test_names_after_much_coming_and_going() -> None:
 
 
 def part(first_seq: int, tags: list[bytes | None], live: list[bool], unused: list[bytes]) -> LoadPart:
-    """A segment as stored: its own ids, and names that only its dead rows, or none, still use."""
+    """A stored segment: ids of its own, and names that only dead rows, or none, still use."""
     names = unused + [tag for tag in dict.fromkeys(tags) if tag is not None and tag not in unused]
     ids = [0 if tag is None else names.index(tag) + 1 for tag in tags]
     return LoadPart(first_seq, np.array(ids, np.uint32), names, np.array(live, np.bool_))
@@ -301,7 +301,7 @@ OPS = st.lists(
 
 
 def change(model: Model, kind: str, tag: bytes, n: int) -> None:
-    """One write. The kills leave dead stretches at the front, at the end, inside and scattered."""
+    """One write. The deletes leave dead ranges at the front, at the end, inside and scattered."""
     mine = model.seqs(tag)
     if kind == "one":
         model.add(tag)
@@ -350,7 +350,7 @@ def test_against_the_model(ops: list[tuple[str, int, int]]) -> None:
 
 @contextmanager
 def traced() -> Iterator[list[int]]:
-    """Bytes allocated inside and still held at the end."""
+    """Bytes allocated inside and still used at the end."""
     used = [0]
     tracemalloc.start()
     try:
@@ -391,4 +391,4 @@ def test_memory_follows_what_is_live() -> None:
             index.names(TagMatch("Glob", b"tag-*"))
             index.remove_many(np.array(ids, np.uint32))
     assert len(index) == 0
-    assert used[0] < 500_000, "a thousand live records, whatever came before them"
+    assert used[0] < 500_000, "a thousand live records, however many there were before"

@@ -1,4 +1,4 @@
-"""Reads and deletes over many tags: done in slices, with the same results as at once."""
+"""Reads and deletes over many tags: executed in slices, with the same results as at once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def filled(count: int = MANY, config: Any = DISK) -> Harness:
 
 
 def turns(h: Harness, token: int, most: int = 100_000) -> Iterator[int]:
-    """Turn after turn until the answer is there."""
+    """Make turns until there is an answer."""
     for number in range(most):
         if token in h.replies:
             return
@@ -203,7 +203,7 @@ def test_it_ends_with_the_log(small_slices: None) -> None:
 
 
 def test_a_change_does_not_go_on_once_the_shard_is_read_only(small_slices: None) -> None:
-    """Also one that was waiting for its topic, and not in line, when the log failed."""
+    """Also one that was waiting for its topic, and not queued, when the log failed."""
     h = filled()
     (token,) = h.ask(c.Delete("t", match=ALL))
     h.engine.shard.state.read_only = "the disk is gone"
@@ -237,7 +237,7 @@ def test_a_delete_that_is_refused_has_deleted_nothing(small_slices: None) -> Non
 def test_an_erase_that_a_crash_cuts_short_leaves_no_bytes_of_what_it_deleted(
     small_slices: None, snapshot: bool
 ) -> None:
-    """Its records are deleted, so that no other erase would find them. What it did not reach is there."""
+    """Its records are deleted, so no other erase would find them. The bytes that it did not reach are still there."""
     h = Harness(structs.replace(LARGE, segment_max_events=50))
     h.put("t", DISK)
     h.do(
@@ -260,7 +260,7 @@ def test_an_erase_that_a_crash_cuts_short_leaves_no_bytes_of_what_it_deleted(
     held = {seq for seq in range(1, 201) if holders(h.disk, b"secret %04d" % (seq - 1))}
     assert held == left
     h.kill_and_open()
-    assert not h.engine.shard.state.erase_requests, "it is known to be done"
+    assert not h.engine.shard.state.erase_requests, "it is recorded as done"
     assert set(h.seqs("t")) == left
 
 
@@ -305,7 +305,7 @@ def test_names_are_put_in_order_a_few_at_a_time_while_they_come_and_go(
 
 @given(st.lists(st.sampled_from(b"abcdef").map(lambda i: bytes([i])) | st.none(), max_size=40))
 def test_a_name_that_goes_and_comes_back_is_there_once(steps: list[bytes | None]) -> None:
-    """A name: it comes, or goes if it is there. None: the next piece of a scan."""
+    """A name: it is added, or removed if it is there. None: the next slice of a scan."""
     index = tags.TagIndex(hold=True)
     held: dict[bytes, int] = {}
     scan = tags.scan(lambda: index, ALL)
@@ -355,7 +355,7 @@ def test_a_record_that_dies_while_a_read_waits_for_its_sync_is_replaced(get: c.C
 
 
 def test_a_key_that_is_written_in_every_turn_is_read(small_slices: None) -> None:
-    """Each time a read could be answered, its record has been replaced; and there are more reads than one a turn."""
+    """Whenever a read could be answered, its record has been replaced; and there is more than one read per turn."""
     h = Harness(LARGE)
     h.put("t", KEYS_SYNCED)
     asked: list[int] = []
@@ -415,7 +415,7 @@ def test_the_next_is_found_while_a_worker_deletes_from_the_front(small_slices: N
 
 
 def test_records_that_come_and_go_are_never_none_at_all(small_slices: None) -> None:
-    """One record at each moment, each with a tag of its own, and many others that do not match."""
+    """One record at each moment, each with its own tag, and many others that do not match."""
     h = filled(300)
     last = h.do(tagged(b"z.z")).first_seq
     match = TagMatch("Subject", b"*.z")

@@ -1,7 +1,7 @@
-"""Checkpoints: what is written in which order and when, and how it comes back.
+"""Checkpoints: what is written in which order and when, and how it is read back.
 
-Goal: at every moment the files on disk are enough to come back.
-Method: small segments and log files on a SimDisk behind a line that notes every call with its path; then restarts.
+Goal: at every moment the files on disk are sufficient for recovery. Method: small segments and log files on a SimDisk
+that records every call with its path; then restarts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_files_appear_in_the_order_that_makes_every_crash_harmless() -> None:
 
     log_synced = at("sync", ".log")
     for ending in (".data", ".idx", ".dict"):
-        assert log_synced < at("write", ending), f"{ending} knows more than the synced log"
+        assert log_synced < at("write", ending), f"{ending} has more than the synced log"
         assert at("write", ending, last=True) < at("sync", ending) < at("write", ".sum")
     topic_dir = h.topic_dir("t")
     assert at("sync", ".data") < at("sync_dir", topic_dir)
@@ -202,7 +202,7 @@ def test_chain_of_segments_finds_a_swapped_one() -> None:
     assert [problem.path.rpartition(".")[2] for problem in problems] == ["sum"]
 
 
-# ---- coming back
+# ---- recovery
 
 
 def test_index_is_loaded_at_first_touch_and_without_reading_data() -> None:
@@ -252,7 +252,7 @@ def test_everything_survives_a_clean_restart() -> None:
 @pytest.mark.parametrize("checkpoints", range(3))
 @pytest.mark.parametrize("how", ["kill", "power_cut", "clean"])
 def test_delete_after_a_checkpoint_survives(checkpoints: int, how: str) -> None:
-    """The mark of a stored record is in the log alone, then in .del, then in .del alone."""
+    """The mark of a stored record is only in the log, then in .del, then only in .del."""
     h = filled(6)
     h.checkpoint()
     h.do(c.Delete("t", seqs=[2, 6]))
@@ -344,7 +344,7 @@ def test_checkpoint_of_many_topics_runs_in_slices() -> None:
 
 
 def test_checkpoint_of_hundreds_of_topics_writes_in_slices() -> None:
-    """The same but for the closes: no turn opens, writes or removes more than a slice."""
+    """The same except for closes: no turn opens, writes or removes more than a slice."""
     h = many_topics(400)
     calls = h.line.calls
     most = 0
@@ -367,7 +367,7 @@ def test_checkpoint_of_hundreds_of_topics_writes_in_slices() -> None:
 
 
 def test_checkpoint_of_many_topics_holds_few_files_open() -> None:
-    """A process may open 1024 files by default, and running out of them (EMFILE) latches the shard."""
+    """A process may open 1024 files by default, and running out of them (EMFILE) makes the shard read-only."""
     h = many_topics(600)
     most = 0
 
@@ -381,7 +381,7 @@ def test_checkpoint_of_many_topics_holds_few_files_open() -> None:
 
 
 def test_many_small_topics_cost_no_files() -> None:
-    """Their records ride in the snapshot: one file instead of thousands."""
+    """Their records are stored in the snapshot: one file instead of thousands."""
     h = many_topics(300, inline_bytes=1024)
     assert most_calls_in_a_turn(h, calls_per_ms=20) <= 100
     assert [path for path in h.disk.paths() if path.startswith("topics/")] == []
@@ -467,7 +467,7 @@ def test_wal_directory_holds_only_log_files() -> None:
 
 @pytest.mark.parametrize("cache_bytes", [1 << 20, 0], ids=["remembered", "read again"])
 def test_frames_of_a_small_topic_are_those_of_the_long_way(cache_bytes: int) -> None:
-    """Over several log files, a block of an earlier checkpoint, deletes and a floor; one row at a time as all together."""
+    """Over several log files, a block of an earlier checkpoint, deletes and a floor; row by row and all together."""
     config = msgspec.structs.replace(INLINE, cache_bytes=cache_bytes, wal_file_bytes=4096)
     h = Harness(msgspec.structs.replace(config, segment_max_events=64, inline_bytes=4096))
     h.put("t", FSYNC)
@@ -476,12 +476,12 @@ def test_frames_of_a_small_topic_are_those_of_the_long_way(cache_bytes: int) -> 
     for round_ in range(1, 13):
         h.append("t", *numbered(round_ * 10, 1 + round_ % 3))
         if round_ % 2:
-            h.append("other", b"1" * 1500)  # another log file, by and by
+            h.append("other", b"1" * 1500)  # another log file, after a while
         if round_ == 5:
             h.do(c.Delete("t", seqs=[2, 3, 7]))
         if round_ == 8:
             h.do(c.Delete("t", before_seq=2))
-            h.checkpoint()  # what was there lies in a block from now on
+            h.checkpoint()  # earlier records are in a block from now on
         log = h.engine.shard.state.published["t"]
         (chunk,) = log.chunks
         live = chunk.live(0, chunk.count, DEAD)

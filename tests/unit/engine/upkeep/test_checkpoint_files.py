@@ -1,7 +1,7 @@
-"""The files that checkpoints leave: which stay, which go, and what happens when some cannot be used.
+"""The files of checkpoints: which stay, which are removed, and what happens when some cannot be used.
 
-Goal: nothing that is dead stays for ever, nothing that is needed goes, and what is missing is never passed over.
-Method: small segments and log files on a SimDisk; then restarts, with snapshots or log files damaged or taken away.
+Goal: dead files are removed, needed ones stay, and missing ones are never ignored. Method: small segments and log
+files on a SimDisk; then restarts, with snapshots or log files damaged or removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics.api.config import TopicConfig
 from topics.api.errors import LogGap
 from topics.engine.commands import topics as c
 
-# ---- what goes
+# ---- removal
 
 
 def test_segment_is_dropped_after_eviction_once_no_snapshot_names_it() -> None:
@@ -57,7 +57,7 @@ def test_files_of_an_evicted_segment_stay_while_a_kept_snapshot_names_it() -> No
 
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
 def test_what_was_emptied_while_a_checkpoint_ran_goes_also_after_a_crash(how: str) -> None:
-    """The snapshot knows of the delete, and still names the segment: nothing is left for replay to find."""
+    """The snapshot includes the delete, but still names the segment: replay has nothing to find."""
     h = filled(10)
     h.checkpoint()
     h.ask(c.Delete("t", before_seq=5))
@@ -200,7 +200,7 @@ def test_id_of_a_topic_whose_creation_was_lost_is_free_and_leaves_nothing() -> N
     assert h.rows("v") == [(1, b"1")]
 
 
-# ---- files nobody knows
+# ---- unknown files
 
 
 @fault(
@@ -247,7 +247,7 @@ def test_explained_leftovers_are_removed() -> None:
     "it is put into lost+found; everything is served",
 )
 def test_directory_of_an_unknown_topic() -> None:
-    """An id that was given before is a dropped topic's; one that never was is somebody else's."""
+    """An id that was used before belongs to a dropped topic; one that was never used is foreign."""
     h = filled(1)
     h.do(c.DropTopic("t"))
     h.put("u")
@@ -262,7 +262,7 @@ def test_directory_of_an_unknown_topic() -> None:
     assert f"topics/{1024 * 500 + 1:016x}/seg-0000000000000001-0.data" in paths
 
 
-# ---- snapshots that cannot be used
+# ---- unusable snapshots
 
 
 @fault(
@@ -378,7 +378,7 @@ def test_log_that_begins_after_the_snapshot_is_a_gap() -> None:
     "the start is refused: entries of the log are missing; nothing is changed",
 )
 def test_snapshot_without_any_log_is_a_gap() -> None:
-    """The active file always stays, so that it was there; what was acked after the snapshot went with it."""
+    """The active log file always stays, so it must have existed; what was acked after the snapshot is lost with it."""
     h = filled(2)
     h.checkpoint()
     h.append("t", *numbered(3, 1))

@@ -1,8 +1,8 @@
-"""The log between checkpoints is bounded, whatever the machine has time for.
+"""The log between checkpoints is bounded, however slow the machine is.
 
-Goal: a start never has to do again more than `log_bytes_max` and one request, and whoever is refused for it can write again when a checkpoint
-has come to its end. Method: an engine on a SimDisk whose checkpoints a test holds up, a clock of which every look takes time,
-and a disk that is full.
+Goal: a start never replays more than `log_bytes_max` and one request, and a client that is refused for this reason
+can write again when a checkpoint has finished. Method: an engine on a SimDisk whose checkpoints the test delays, a
+clock on which every reading takes time, and a full disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAYLOAD = b'"%s"' % (b"x" * 400)
 
 
 class SlowClock(SimClock):
-    """Each look at it takes a millisecond, as on a machine that has no time to spare."""
+    """Each reading takes a millisecond, as on an overloaded machine."""
 
     def monotonic_ms(self) -> int:
         self.advance(1)
@@ -43,13 +43,13 @@ def checkpoints(h: Harness) -> int:
 
 
 def run_but_segments(h: Harness) -> None:
-    """The disk syncs and makes log files, but does not come to the files of segments."""
+    """The disk syncs and creates log files, but does not write segments yet."""
     while kinds := [job.kind for job in h.jobs if job.kind != "segments"]:
         h.run_job(kinds[0])
 
 
 def write_until_refused(h: Harness) -> tuple[int, Throttled]:
-    """With a checkpoint that does not get on; how many were taken, and how the next was refused."""
+    """With a checkpoint that makes no progress; how many writes were accepted, and how the next was refused."""
     for count in range(10 * BOUND // len(PAYLOAD)):
         (token,) = h.ask(append("t", PAYLOAD))
         run_but_segments(h)
@@ -58,7 +58,7 @@ def write_until_refused(h: Harness) -> tuple[int, Throttled]:
     raise AssertionError("never refused")
 
 
-# ---- when one begins
+# ---- when a checkpoint begins
 
 
 def test_a_checkpoint_begins_at_once_when_much_was_written() -> None:
@@ -80,7 +80,7 @@ def test_a_checkpoint_begins_at_once_when_much_was_written() -> None:
     "checkpoints go on, and the log stays short",
 )
 def test_checkpoints_go_on_when_nothing_is_quick() -> None:
-    """The last step of one used up its turn, and no other was begun until somebody erased something."""
+    """The last step of one used up its turn, and no other was begun until an erase."""
     h = begun(msgspec.structs.replace(SMALL, snapshot_wal_bytes=2000))
     h.close()
     h.clock = SlowClock(h.clock.wall_ms())
@@ -125,7 +125,7 @@ def test_what_a_start_has_read_counts(how: str) -> None:
     assert h.engine.checkpointer.log_bytes < 1000
 
 
-# ---- when none can keep up
+# ---- when checkpoints cannot keep up
 
 
 @fault(
@@ -141,11 +141,11 @@ def test_the_log_never_grows_past_its_bound() -> None:
     assert BOUND <= h.engine.checkpointer.log_bytes < BOUND + 2 * len(PAYLOAD)
     assert checkpoints(h) == 0
     assert len(h.rows("t")) == count, "reads go on"
-    assert isinstance(h.send(append("ram", PAYLOAD)), c.Appended), "and what is not logged"
+    assert isinstance(h.send(append("ram", PAYLOAD)), c.Appended), "and so do writes that are not logged"
     (token,) = h.ask(c.Delete("t", seqs=[2]))
     run_but_segments(h)
     assert h.replies[token].deleted == 1
-    h.rest()  # the disk comes to it
+    h.rest()  # the disk gets to it
     assert checkpoints(h) >= 1
     h.append("t", PAYLOAD)
     assert len(h.rows("t")) == count
@@ -163,7 +163,7 @@ def test_a_start_reads_no_more_than_the_bound() -> None:
 
 
 def test_a_full_disk_is_not_tried_again_and_again() -> None:
-    """A checkpoint is due all the time, and each try fails."""
+    """A checkpoint is due all the time, and each attempt fails."""
     h = begun(msgspec.structs.replace(BOUNDED, log_bytes_max=8000))
     h.disk.full = True
     for _ in range(40):

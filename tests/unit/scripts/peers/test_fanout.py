@@ -1,6 +1,6 @@
-"""Goal: records can be counted by their mark, and the page says how fan-out stands, hiding nothing.
+"""Goal: records are counted by their mark, and the page shows all fan-out results.
 
-Method: real rendering of small made-up results whose ratios are worked out by hand.
+Method: real rendering of small made-up results whose ratios are computed by hand.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def fan_out() -> list[dict[str, Any]]:
         row("lock-step", 1, "topics", [900], p50_ms=0.36),
         row("lock-step", 1, "redis", [9000], p50_ms=0.1),
         row("lock-step", 10, "topics", [20_000], cost=10.0),
-        # Quotients 0.9, 1.2 and 1.5, whose median meets the aim of 1.
+        # Quotients 0.9, 1.2 and 1.5, whose median meets the goal of 1.
         row("lock-step", 1000, "topics", [90, 120, 150], cost=15.0),
         row("lock-step", 1000, "topics", [80, 80, 80], durability="disk"),
         row("lock-step", 1000, "nats", [100, 100, 100], share=0.95),
-        # 0.4 of theirs, 20 % below the aim of 0.5.
+        # 0.4 of theirs, 20 % below the goal of 0.5.
         row("burst", 1000, "topics", [400]),
         row("burst", 1000, "nats", [1000]),
     ]

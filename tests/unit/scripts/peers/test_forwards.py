@@ -1,7 +1,7 @@
-"""Goal: copies are counted right on every system, and the page says how copies stand, hiding nothing.
+"""Goal: copies are counted correctly on every system, and the page shows all results of copies.
 
-Method: answers made by hand; a pair of watchers without sockets; real rendering of small made-up results whose ratios are
-worked out by hand.
+Method: answers made by hand; a pair of watchers without sockets; real rendering of small made-up results whose ratios
+are computed by hand.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_what_a_copy_adds_is_from_watcher_to_watcher() -> None:
     timings = Timings()
     timings.send(10.0)
     timings.see("source", 1, 11.0)
-    timings.see("source", 0, 11.5)  # a sign of life
+    timings.see("source", 0, 11.5)  # a heartbeat
     timings.acknowledged = True
     assert not timings.is_complete
     timings.see("dest", 1, 13.5)

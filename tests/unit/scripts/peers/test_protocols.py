@@ -1,4 +1,4 @@
-"""Single questions to a server are complete with the last byte of their answer, and no error passes."""
+"""Single requests to a server are complete with the last byte of their answer, and errors are reported."""
 
 from __future__ import annotations
 

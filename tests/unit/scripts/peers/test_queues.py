@@ -1,7 +1,7 @@
-"""Goal: the page says how queues stand, hiding nothing.
+"""Goal: the page shows all results of queues.
 
-Method: real rendering of small made-up results whose ratios are worked out by hand. The load generator's side of queues is
-tested in tests/integration/test_load_generator.py.
+Method: real rendering of small made-up results whose ratios are computed by hand. The load generator's part is tested
+in tests/integration/test_load_generator.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Goal: the benchmark page says what its results say, hides nothing, and is the same bytes for the same results.
+"""Goal: the benchmark page shows all its results, and is byte for byte the same for the same results.
 
-Method: real rendering of small made-up results whose ratios are worked out by hand; the plots are read as XML.
+Method: real rendering of small made-up results whose ratios are computed by hand; the plots are read as XML.
 """
 
 from __future__ import annotations

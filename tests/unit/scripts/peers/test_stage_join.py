@@ -1,6 +1,6 @@
-"""Goal: the stages of one delivery follow each other without a gap, so that they add up to what the client measured.
+"""Goal: the stages of one delivery follow each other without a gap, so their sum is what the client measured.
 
-Method: marks of one write and one waiting reader, written down by hand, joined by scripts/peers/stage_join.py.
+Method: handwritten marks of one write and one waiting reader, joined by scripts/peers/stage_join.py.
 """
 
 from __future__ import annotations

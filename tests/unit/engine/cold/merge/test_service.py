@@ -1,7 +1,7 @@
-"""Merges of cold segments: who may do what with a plan, and that no reader ever sees a difference.
+"""Merges of cold segments: leases of plans, and that no reader ever sees a difference.
 
-Method: an engine on a SimDisk with a store that knows whole objects only, and a small job (tests/support/merger.py) that is honest,
-late, doubled or dead.
+Method: an engine on a SimDisk with a store of whole objects, and a small job (tests/support/merger.py) that is
+correct, late, duplicated or dead.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def test_asking_again_gives_the_same_plan_also_after_a_restart() -> None:
     again = plan(h)
     calls = len(h.cold.calls)  # type: ignore[union-attr]
     work(h, again)
-    assert len(h.cold.calls) == calls + 1, "what is done is not done again"  # type: ignore[union-attr]
+    assert len(h.cold.calls) == calls + 1, "finished work must not be repeated"  # type: ignore[union-attr]
     assert commit(h, again).body["state"] == "committed"
 
 
@@ -143,7 +143,7 @@ def test_a_zombie_with_an_old_lease_changes_nothing() -> None:
     assert isinstance(commit(h, first), LeaseLost)
     done = commit(h, second).body
     h.rest()
-    assert commit(h, first).body == done, "it is the same plan, and it is done"
+    assert commit(h, first).body == done, "the same plan, now committed"
     assert seen(h) == before
     check_tidy(h)
 
@@ -238,13 +238,13 @@ def test_a_commit_that_takes_longer_says_how_far_it_is() -> None:
     h.pass_time(100_000)
     (other,) = h.ask(mrg.PlanMerge("t"))
     h.jobs += moves
-    assert commit(h, body).body["state"] == "committed", "the lease does not end while it goes on"
+    assert commit(h, body).body["state"] == "committed", "the lease must not end during the commit"
     assert isinstance(h.replies[other], PlanLeased)
 
 
 @pytest.mark.parametrize("jobs", range(10))
 def test_a_topic_that_is_dropped_takes_its_plan_along(jobs: int) -> None:
-    """Its files on the hot tier go first, from under whoever compares what was made of them."""
+    """Its files on the hot tier are removed first, while the outputs are still being checked."""
     h = begun()
     body = plan(h)
     work(h, body)
@@ -273,7 +273,7 @@ def test_committed_plans_are_remembered_up_to_a_bound() -> None:
     assert merges.find(f"{0:016x}") is None
 
 
-# ---- a plan that somebody else has written
+# ---- plan files of unknown origin
 
 
 TAMPERED: dict[str, Any] = {
@@ -295,7 +295,9 @@ TAMPERED: dict[str, Any] = {
 
 
 def test_a_plan_that_is_not_the_servers_own_is_thrown_away() -> None:
-    """Staging is open to jobs, and a start reads plans there: none may lead an output over a segment, or end the worker."""
+    """Jobs can write to staging, and a start reads plans there: no such file may put an output over a segment, or
+    stop the worker.
+    """
     store = ObjectStore()
     h = begun(store)
     before = seen(h)
@@ -335,7 +337,9 @@ STEP = st.sampled_from(
 @settings(max_examples=length.pick(short=4, long=200), deadline=None)
 @given(st.lists(st.tuples(STEP, st.integers(1, 22)), max_size=14), st.sampled_from([300, 600, 1 << 20]))
 def test_a_switch_never_changes_what_a_reader_sees(steps: list[tuple[str, int]], target: int) -> None:
-    """Everything is read before and after each step but deletes and appends, which change what they say and nothing else."""
+    """Everything is read before and after each step except deletes and appends, which change the result, and nothing
+    else may.
+    """
     h = begun()
     body: dict[str, Any] | None = None
     expected = seen(h)
@@ -390,7 +394,7 @@ def test_a_read_that_waits_for_blocks_of_the_old_segment_gets_its_records() -> N
 
 
 def test_what_expires_while_a_job_works_is_no_error() -> None:
-    """By the topic's TTL, by a record's own, and by a cap; the dead of the plan and of the commit differ."""
+    """By the topic's TTL, by a record's own, and by a cap; the dead records of the plan and of the commit differ."""
     h = Harness(CONFIG, cold=ObjectStore())
     h.put("t", msgspec.structs.replace(FSYNC, ttl_ms=10_000))
     for seq in range(1, 23):
@@ -415,7 +419,7 @@ def test_what_expires_while_a_job_works_is_no_error() -> None:
     rows = h.rows("t")
     h.kill_and_open()
     left = h.rows("t")
-    assert left == rows[-len(left) :], "time may have gone on"
+    assert left == rows[-len(left) :], "time may have passed"
     assert len(left) > 5
 
 

@@ -1,7 +1,7 @@
-"""Merges of cold segments: what is believed of a job, and what becomes of the rest.
+"""Merges of cold segments: the server's checks of outputs, and what happens to refused ones.
 
-Method: an engine on a SimDisk with a store that knows whole objects only, and a small job (tests/support/merger.py) that is wrong
-in one field at a time, or tries again.
+Method: an engine on a SimDisk with a store of whole objects, and a small job (tests/support/merger.py) that makes one
+field wrong at a time, or tries again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from topics.engine.storage.segments import ROW, SUM_MAGIC, IndexFiles, parse_dic
 
 
 def spoil(h: Harness, body: dict[str, Any], what: str, attempt: str = "1") -> None:
-    """Make one thing wrong in the output, and everything else fit again."""
+    """Make one thing wrong in the output, and everything else consistent with it."""
     store = h.cold
     assert isinstance(store, ObjectStore)
     stem = f"{body['staging']}/group-0.{attempt}"
@@ -149,7 +149,7 @@ WRONG = [
     "422 that says what; nothing is published, and the job that does it again comes to its end",
 )
 def test_an_output_that_is_wrong_is_refused() -> None:
-    """One after the other: a job that was refused gets a plan again, does it wrong in another way, and right in the end."""
+    """One after the other: a refused job gets a plan again, makes another mistake, and finally a correct output."""
     h = begun()
     h.do(c.Delete("t", seqs=[2]))
     body = plan(h)
@@ -163,7 +163,7 @@ def test_an_output_that_is_wrong_is_refused() -> None:
         assert refused.detail["reason"], what
         assert segments(h)[0] == (1, 0, 4, "cold"), what
         h.rest()
-        assert not [key for key in keys(h) if "-1." in key], f"{what}: nothing of it is left in place"
+        assert not [key for key in keys(h) if "-1." in key], f"{what}: parts of it are left in place"
         body = plan(h, lease=body["lease"])
     work(h, body)
     assert commit(h, body).body["state"] == "committed"
@@ -216,13 +216,13 @@ def test_a_damaged_input_stays_and_is_told_of(noticed: bool) -> None:
     assert [(one["group"], one["segment"]) for one in done["failed"]] == [(0, f"seg-{5:016x}-0")]
     assert segments(h)[:3] == [(1, 0, 4, "cold"), (5, 0, 4, "cold"), (9, 1, 8, "cold")]
     assert plan(h, parameters=MergeParameters(target_bytes=600))["plan_id"] is None, (
-        "it is left alone from now on"
+        "it must be left alone from now on"
     )
     assert {seq for seq in range(1, 23)} - set(h.seqs("t")) <= {5, 6, 7, 8}
 
 
 def test_inputs_that_are_gone_leave_the_rest() -> None:
-    """A segment has died as a whole while the job worked."""
+    """All records of a segment have died while the job worked."""
     h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
     body = plan(h, parameters=MergeParameters(target_bytes=600))
     work(h, body)
@@ -240,7 +240,7 @@ def test_inputs_that_are_gone_leave_the_rest() -> None:
 
 
 def refused_and_not_tidied_up(**options: Any) -> tuple[Harness, dict[str, Any]]:
-    """An output was refused, and the store failed when what there was of it should have been removed."""
+    """An output was refused, and the store failed when the parts in place should have been removed."""
     store = ObjectStore()
     h = begun(store, **options)
     body = plan(h)
@@ -281,7 +281,7 @@ def test_what_an_erase_writes_again_is_not_taken_for_what_a_refused_try_has_left
 
 
 def test_inputs_that_are_gone_go_with_a_plan_of_which_nothing_is_published() -> None:
-    """One group has lost a segment, the other has a damaged one: nothing is retired, and still nothing stays for ever."""
+    """One group has lost a segment, the other has a damaged one: nothing is retired, but nothing may stay for ever."""
     h = begun(config=msgspec.structs.replace(CONFIG, rewrite_dead_share=0.5))
     body = plan(h, parameters=MergeParameters(target_bytes=600))
     assert h.cold is not None
@@ -308,11 +308,11 @@ def test_a_plan_of_which_nothing_is_left_is_refused() -> None:
     check_tidy(h)
 
 
-# ---- names that are given twice
+# ---- names that are used twice
 
 
 def test_an_erase_of_what_a_commit_has_put_into_place_keeps_its_segment() -> None:
-    """What the erase writes has the name that the output would have had: it is not what is left of the commit."""
+    """The erase writes files with the name of the output: they are not leftovers of the commit."""
     store = ObjectStore()
     h = begun(store, secret=3)
     merged(h)
@@ -324,7 +324,7 @@ def test_an_erase_of_what_a_commit_has_put_into_place_keeps_its_segment() -> Non
     while not any(isinstance(getattr(job.work, "__self__", None), OutputVerifier) for job in h.jobs):
         h.run_job() if h.jobs else h.ask()
     (comparing,) = (job for job in h.jobs if isinstance(getattr(job.work, "__self__", None), OutputVerifier))
-    comparing.run()  # on its thread, where it has come to its end when the erase comes
+    comparing.run()  # on its thread, which finishes when the erase comes
     h.jobs.remove(comparing)
     (erase,) = h.ask(c.Delete("t", seqs=[3], erase=True))
     h.rest()
@@ -341,7 +341,9 @@ def test_an_erase_of_what_a_commit_has_put_into_place_keeps_its_segment() -> Non
 
 
 def test_a_group_that_is_tried_again_is_not_taken_for_what_is_left_of_the_first_try() -> None:
-    """Its first try meets a store that fails, the second is good, and the group behind it is refused; then all of it is done."""
+    """The first attempt meets a store that fails, the second succeeds, and the next group is refused; then everything
+    is done.
+    """
     store = ObjectStore()
     h = begun(store)
     before = seen(h)

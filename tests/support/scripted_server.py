@@ -16,30 +16,30 @@ from tests.support.checker.timeline import full_config
 from tests.support.history import History, Op
 
 Row = dict[str, Any]
-Story = Callable[["Tale"], None]
+Scenario = Callable[["ScriptedServer"], None]
 
 
 class Cases:
     """Histories of a test module: legal ones, and illegal ones with the rule that they violate."""
 
     def __init__(self) -> None:
-        self.legal: list[Story] = []
-        self.broken: list[tuple[str, Story]] = []
+        self.legal: list[Scenario] = []
+        self.broken: list[tuple[str, Scenario]] = []
 
-    def is_legal(self, story: Story) -> Story:
-        self.legal.append(story)
-        return story
+    def is_legal(self, scenario: Scenario) -> Scenario:
+        self.legal.append(scenario)
+        return scenario
 
-    def breaks(self, rule: str) -> Callable[[Story], Story]:
-        def keep(story: Story) -> Story:
-            self.broken.append((rule, story))
-            return story
+    def breaks(self, rule: str) -> Callable[[Scenario], Scenario]:
+        def keep(scenario: Scenario) -> Scenario:
+            self.broken.append((rule, scenario))
+            return scenario
 
         return keep
 
 
 @dataclass
-class Held:
+class StoredTopic:
     """The stored state of one topic."""
 
     config: Row = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Held:
         return min(self.live, default=self.head + 1)
 
 
-class Tale:
+class ScriptedServer:
     def __init__(self) -> None:
         self.history = History()
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, StoredTopic] = {}
         self.time = 1000
         self._serial = 0
 
@@ -99,12 +99,12 @@ class Tale:
         """Execute the request without answering it yet."""
         return getattr(self, f"_{op.kind}")(op)  # type: ignore[no-any-return]
 
-    def tell(self, op: Op, done: tuple[int, Any]) -> Op:
+    def reply(self, op: Op, done: tuple[int, Any]) -> Op:
         self.history.answered(op, *done)
         return op
 
     def finish(self, op: Op) -> Op:
-        return self.tell(op, self.do(op))
+        return self.reply(op, self.do(op))
 
     def lose(self, op: Op, *, executed: bool = False) -> Op:
         """The answer is lost."""
@@ -135,7 +135,7 @@ class Tale:
 
     def _put(self, op: Op) -> tuple[int, Row]:
         created = op.topic not in self.held
-        held = self.held.setdefault(op.topic, Held())
+        held = self.held.setdefault(op.topic, StoredTopic())
         held.config = dict(op.request)
         return (201 if created else 200), {
             "topic": op.topic,
@@ -145,7 +145,7 @@ class Tale:
 
     def _write(self, op: Op) -> tuple[int, Row]:
         created = op.topic not in self.held
-        held = self.held.setdefault(op.topic, Held(dict(op.request.get("config") or {})))
+        held = self.held.setdefault(op.topic, StoredTopic(dict(op.request.get("config") or {})))
         key, count = op.request.get("idempotency_key"), len(op.request["records"])
         if key in held.keys:
             first, count = held.keys[key]
@@ -239,7 +239,7 @@ class Tale:
         return 200, {"topic": op.topic, "deleted": len(chosen), **numbers}
 
     @staticmethod
-    def _numbers(held: Held) -> Row:
+    def _numbers(held: StoredTopic) -> Row:
         return {
             "head_seq": held.head,
             "earliest_seq": held.earliest,
