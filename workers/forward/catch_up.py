@@ -17,14 +17,13 @@ Workers only exchange messages; none ever blocks on another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from topics.engine.commands import forwards as fwd
 from topics.engine.core.placement import shard_of
 from topics.engine.runtime.engine import Engine
-from topics.engine.topic.flows import Inflow
 from topics.link import wire
 from workers.forward import messages as forward_messages
 from workers.forward.forwarder import Forwarder
@@ -89,8 +88,8 @@ class CatchUps:
         shards: int,
         now_us: Callable[[], int],
     ) -> None:
-        self._published = engine.shard.state.published
-        self._own = engine.config.shard
+        self._stats = engine.stats
+        self._own = engine.stats.shard
         self._links = links
         self._forwarder = forwarder
         self._shards = shards
@@ -115,13 +114,12 @@ class CatchUps:
 
     def _has_rule(self, forward: fwd.Forward) -> bool:
         """Whether this shard has such a rule: its last copies may arrive after it was deleted."""
-        log = self._published.get(forward.dest)
-        return log is not None and log.inflows is not None and forward.uid in log.inflows
+        return forward.uid in self._stats.inflows(forward.dest)
 
     def forget(self, uid: int) -> None:
         self._sources.pop(uid, None)
 
-    def _by_shard(self, inflows: dict[int, Inflow]) -> dict[int, list[int]]:
+    def _by_shard(self, inflows: Iterable[int]) -> dict[int, list[int]]:
         by_shard: dict[int, list[int]] = {}
         for uid in inflows:
             shard = self._sources.get(uid)
@@ -133,8 +131,7 @@ class CatchUps:
 
     def hold(self, topic: str, peer: bytes, request: wire.Request, go: Callable[[], None]) -> bool:
         """Whether a read must wait; if so, `go` is called when it may begin."""
-        log = self._published.get(topic)
-        if log is None or not log.inflows:
+        if not self._stats.inflows(topic):
             return False
         topic_state = self._topics.get(topic)
         if topic_state is None:
@@ -182,9 +179,8 @@ class CatchUps:
         return made
 
     def _begin(self, topic_state: TopicCatchUp) -> None:
-        log = self._published.get(topic_state.topic)
         running = topic_state.running
-        by_shard = self._by_shard(log.inflows) if log is not None and log.inflows else {}
+        by_shard = self._by_shard(self._stats.inflows(topic_state.topic))
         self.rounds += 1
         running.left = 1
         for shard, uids in by_shard.items():

@@ -146,7 +146,7 @@ class Forwarder:
         now_us: Callable[[], int],
     ) -> None:
         self._shard = engine.shard
-        self._own = engine.config.shard
+        self._own = engine.stats.shard
         self._links = links
         self._submit = submit  # copies for a topic of this shard; the result goes to `on_result`
         self._now_us = now_us

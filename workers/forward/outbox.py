@@ -36,7 +36,6 @@ from topics.engine.commands import consumers as cmd
 from topics.engine.commands.topics import Command
 from topics.engine.core.placement import shard_of
 from topics.engine.runtime.engine import Engine
-from topics.engine.topic.log import TopicLog
 from topics.link import wire
 from workers.peers.links import PeerLinks
 
@@ -104,7 +103,7 @@ class OutboxBatch:
 class HeldReply:
     """A reply that waits for the dead letters of a topic up to a number."""
 
-    log: TopicLog
+    topic_id: int
     number: int
     until_us: int
     bytes: int
@@ -143,7 +142,7 @@ class Outbox:
     @property
     def _may_send(self) -> bool:
         """A shard that cannot log the outcome need not begin."""
-        return not self._is_closed and self._engine.shard.state.read_only is None
+        return not self._is_closed and self._engine.stats.read_only is None
 
     @property
     def wake_at_us(self) -> int | None:
@@ -177,10 +176,12 @@ class Outbox:
 
     def hold(self, command: cmd.MovesDeadLetters, size: int, send: Callable[[], None]) -> bool:
         """Whether the reply to a command that sent dead letters must wait for them; if so, `send` is called later."""
-        log = self._engine.shard.state.published.get(command.topic)
-        if log is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
+        topic_id = self._engine.stats.topic_id(command.topic)
+        if topic_id is None or len(self._held) >= HELD_MAX or self._held_bytes + size > HELD_BYTES_MAX:
             return False
-        held = HeldReply(log, command.last_dead_letter, command.dead_letters_ms * 1000 + WAIT_US, size, send)
+        held = HeldReply(
+            topic_id, command.last_dead_letter, command.dead_letters_ms * 1000 + WAIT_US, size, send
+        )
         if not self._is_waiting(held):
             return False
         self._held.append(held)
@@ -188,10 +189,8 @@ class Outbox:
         return True
 
     def _is_waiting(self, held: HeldReply) -> bool:
-        if self._is_closed or held.log.dropped or held.log.consumers is None:
-            return False
-        oldest = next(iter(held.log.consumers.dead_letters), held.number + 1)
-        return oldest <= held.number and held.until_us > self._now_us()
+        oldest = self._engine.stats.oldest_dead_letter(held.topic_id) if not self._is_closed else None
+        return oldest is not None and oldest <= held.number and held.until_us > self._now_us()
 
     def _send_due(self) -> None:
         looked_at, self._held = self._held, []
@@ -220,7 +219,7 @@ class Outbox:
         self._batches += 1
         self._bytes += size
         shard = shard_of(first.target, self._shards)
-        if shard == self._engine.config.shard:
+        if shard == self._engine.stats.shard:
             self._submit(batch, cmd.TakeDeadLetters(first.target, first.source_id, letters))
         elif not self._links.ask(
             shard,

@@ -17,7 +17,7 @@ from functools import partial
 
 from topics.engine.commands import forwards as fwd
 from topics.engine.runtime.engine import Engine
-from topics.engine.shard.shard import Shard
+from topics.engine.runtime.stats import Stats
 from topics.link import wire
 from topics.link.reports import ShardReport
 from workers.forward import messages
@@ -53,28 +53,26 @@ class TotalsQuery:
     left: int = 1
 
 
-def check_rules(shard: Shard, check: messages.ForwardsCheck) -> messages.ForwardsMissed:
+def check_rules(stats: Stats, check: messages.ForwardsCheck) -> messages.ForwardsMissed:
     """How the flows of this shard differ from those that the catalog expects."""
     missed = messages.ForwardsMissed()
-    if shard.state.read_only is not None:
+    if stats.read_only is not None:
         # Its log may not be fully replayed, and nothing can be corrected before a restart, after which it is checked again.
         return missed
     for topic, uid in check.inflows:
-        log = shard.state.published.get(topic)
-        if log is None or log.inflows is None or uid not in log.inflows:
+        if uid not in stats.inflows(topic):
             missed.inflows.append(uid)
+    known = stats.outflows()
     for uid, digest in check.outflows:
-        outflow = shard.forwards.outflows.get(uid)
-        if outflow is None:
+        forward = known.get(uid)
+        if forward is None:
             missed.outflows.append(uid)
-        elif messages.digest_of(outflow.forward) != digest:
+        elif messages.digest_of(forward) != digest:
             missed.stale_outflows.append(uid)
     inflows = {uid for _, uid in check.inflows}
-    for log in shard.state.published.values():
-        if log.inflows is not None:
-            missed.stray_inflows += [(log.name, uid) for uid in log.inflows if uid not in inflows]
+    missed.stray_inflows = [(topic, uid) for topic, uid in stats.all_inflows() if uid not in inflows]
     outflows = {uid for uid, _ in check.outflows}
-    missed.stray_outflows = [uid for uid in shard.forwards.outflows if uid not in outflows]
+    missed.stray_outflows = [uid for uid in known if uid not in outflows]
     return missed
 
 
@@ -94,7 +92,7 @@ class Forwarding:
         """`ask` sends a request to any shard, including this one, and never replies before it returns. `submit` and `count`
         queue commands for this shard's engine; their results go to `forwarder.on_result` and `on_total`.
         """
-        self._shard = engine.shard
+        self._stats = engine.stats
         self._ask = ask
         self._count = count
         self._send = send
@@ -158,15 +156,15 @@ class Forwarding:
     def _read_totals(self, peer: bytes, request: wire.Request, wanted: messages.WantTotals) -> None:
         query = TotalsQuery(peer, request, {})
         for topic, uid in wanted.inflows:
-            log = self._shard.state.published.get(topic)
-            inflow = log.inflows.get(uid) if log is not None and log.inflows is not None else None
-            if log is None or inflow is None:
+            found = self._stats.inflow_total(topic, uid)
+            if found is None:
                 continue
-            if not (log.pending or log.deferred) or self._shard.state.read_only is not None:
-                query.totals[uid] = inflow.total
+            name, total = found
+            if total is not None:
+                query.totals[uid] = total
             else:  # the total may include unsynced records, or not be replayed yet: let the engine answer
                 query.left += 1
-                rule = fwd.Forward(uid, inflow.name, "", topic)
+                rule = fwd.Forward(uid, name, "", topic)
                 self._count(query, fwd.TakeCopies(topic, fwd.Copies(rule, "", 0, [], (0, 0), 0, 0)))
         self._part_done(query)
 
@@ -182,7 +180,7 @@ class Forwarding:
             self._reply(query.peer, query.request, messages.ForwardTotals(query.totals, is_late))
 
     def _on_check(self, peer: bytes, request: wire.Request) -> None:
-        self._reply(peer, request, check_rules(self._shard, messages.read_check(request.body)))
+        self._reply(peer, request, check_rules(self._stats, messages.read_check(request.body)))
 
     # -- rules dropped with a topic ------------------------------------------------------------------------
 

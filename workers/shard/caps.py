@@ -50,7 +50,7 @@ class Caps:
     def __init__(
         self, engine: Engine, *, shard: int, shards: int, incarnation: int, now_us: Callable[[], int]
     ) -> None:
-        config = engine.config
+        config = engine.stats.config
         self._engine = engine
         self._shard = shard
         self._shards = shards
@@ -156,11 +156,7 @@ class Caps:
         self._parked = []
 
     def _used(self) -> tuple[int, int]:
-        shard = self._engine.shard
-        return (
-            len(shard.state.staged) + shard.state.topics_unknown,
-            shard.state.bytes_live + shard.state.bytes_reserved + shard.state.bytes_unknown,
-        )
+        return self._engine.stats.used
 
     def _apply_grants(self) -> None:
         shard = self._engine.shard

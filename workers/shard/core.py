@@ -157,7 +157,7 @@ class ShardCore:
         self._own_number = 0
         self._sync_delay_ms = 0  # of the sync whose replies are being sent
         self.rules: RuleService | None = None
-        if engine.config.shard == 0:
+        if engine.stats.shard == 0:
             self.rules = RuleService(
                 engine,
                 shards=shards,
@@ -183,30 +183,26 @@ class ShardCore:
         """Whether a turn is needed now, for anything but copies."""
         if self._pending or self._reopened or self.caps.has_retries:
             return True
-        if self.is_ready and (
-            self.engine.shard.delivery.has_new_work
-            or self.engine.shard.delivery.backlog
-            or self.engine.has_jobs
-        ):
+        if self.is_ready and (self.engine.stats.needs_turn):
             return True
         return self._read_queue.is_ready
 
     @property
     def has_copies(self) -> bool:
         """Whether a turn is needed for copies, once earlier replies have reached the fronts."""
-        return self.is_ready and self.engine.shard.delivery.has_copies
+        return self.is_ready and self.engine.stats.has_copies
 
     @property
     def are_copies_urgent(self) -> bool:
         """A reader waits for them; or there are so many that the writer hardly notices the delay."""
         return (
             self.forwarding.forwarder.has_waiting_readers
-            or self.engine.shard.forwards.copies_due_records >= URGENT_COPIES
+            or self.engine.stats.copies_due_records >= URGENT_COPIES
         )
 
     def start(self) -> None:
         """The shard has recovered."""
-        for topic, *consumers in self.engine.report.overlaps:
+        for topic, *consumers in self.engine.stats.overlaps:
             fields = {"topic": topic, "consumers": consumers}
             logger.warning("consumers of a work queue have overlapping filters", extra={"fields": fields})
         self.caps.start()
@@ -295,7 +291,7 @@ class ShardCore:
         """Send a request to a worker, which may be this one. False: not possible now. `on_reply` is never called before
         this returns.
         """
-        if shard != self.engine.config.shard:
+        if shard != self.engine.stats.shard:
             return self.links.ask(shard, op, topic, body, on_reply)
         self._own_number = number = self._own_number + 1
         self._own_requests[number] = on_reply
@@ -450,14 +446,14 @@ class ShardCore:
         turn = self._turn
         self._turn = Turn()
         self.metrics.queued(len(entries))
-        batches = self.engine.counters["batches"]
+        batches = self.engine.stats.counters["batches"]
         self._began_us = self._now_us()
         if self.engine.shard.state.long:
             self._expire_long_commands()
         outcome = self.engine.turn(entries)
         self.metrics.turns.add(self._now_us() - self._began_us)
         self.metrics.queued(0)
-        if self.engine.counters["batches"] > batches:
+        if self.engine.stats.counters["batches"] > batches:
             turn.append_ms = self.metrics.append_ms()
             for earlier in self._retried_turns:
                 earlier.append_ms = turn.append_ms
@@ -707,7 +703,7 @@ class ShardCore:
             if living.get(shard) != incarnation:
                 self.caps.shard_down(shard, incarnation)
         self._peers = living
-        own = self.engine.config.shard
+        own = self.engine.stats.shard
         others = {shard: number for shard, number in living.items() if shard != own}
         self.links.set_peers(others)
         self.forwarding.set_peers(living)

@@ -26,26 +26,21 @@ class ShardFacts:
 
     @property
     def now_ms(self) -> int:
-        return self._engine.clock.now_ms
+        return self._engine.stats.now_ms
 
     @property
     def has_topic(self) -> Callable[[str], bool]:
-        return self._engine.shard.state.staged.__contains__
+        return self._engine.stats.has_topic
 
     def track_synced_head(self, topic: str) -> None:
         self._engine.shard.reads.track_synced_head(self._engine.shard.state.loaded_topic(topic))
 
     def is_headers_only(self, result: con.Claimed) -> bool:
-        log = self._engine.shard.state.published.get(result.topic) if result.consumer else None
-        if log is None or log.consumers is None:
-            return False
-        consumer = log.consumers.find(result.consumer)
-        return consumer is not None and consumer.config.headers_only
+        return self._engine.stats.is_headers_only(result.topic, result.consumer)
 
     def is_synced_class(self, topic: str) -> bool:
         """Others wait for a sync only now and then, such as when a topic is created."""
-        log = self._engine.shard.state.published.get(topic)
-        return log is not None and log.config.durability == "fsync"
+        return self._engine.stats.is_fsync(topic)
 
 
 def shard_encodings(facts: ShardFacts) -> dict[int, Encoding]:

@@ -166,10 +166,10 @@ class ShardLoop:
         core.start()
         self._control.send(Ready())
         fields = {
-            "topics": len(core.engine.shard.state.published),
-            "records": core.engine.shard.state.records_live,
+            "topics": core.engine.stats.topics,
+            "records": core.engine.stats.records_live,
             "took_ms": round((time.monotonic() - began) * 1000, 1),
-            "read_only": core.engine.shard.state.read_only,
+            "read_only": core.engine.stats.read_only,
         }
         logger.info("the shard is ready", extra={"fields": fields})
         self._do(core.turn())
@@ -220,7 +220,7 @@ class ShardLoop:
             self._do(core.turn())
         else:
             self._do(core.idle())
-        if core.engine.shard.delivery.backlog or self._may_copy():
+        if core.engine.stats.backlog or self._may_copy():
             self._do(core.turn())  # the replies have left: deliver more
 
     def _may_copy(self) -> bool:
@@ -314,12 +314,11 @@ class ShardLoop:
             # Before the replies: a worker that sees its copies acknowledged may then report that it has none pending.
             self._report_copies()
         self._send(actions)
-        shard = self._core.engine.shard
-        disk_full = shard.state.disk_full or shard.state.low_space
-        if (disk_full, shard.state.read_only) != self._state:
-            self._log_state(disk_full, shard.state.read_only)
-        if self._core.engine.relocator.problem != self._cold_problem:
-            self._cold_problem = self._core.engine.relocator.problem
+        stats = self._core.engine.stats
+        if (stats.is_full, stats.read_only) != self._state:
+            self._log_state(stats.is_full, stats.read_only)
+        if stats.cold_problem != self._cold_problem:
+            self._cold_problem = stats.cold_problem
             logger.warning(self._cold_problem or "the cold tier accepts segments again")
 
     def _thread_for(self, kind: str) -> JobThread:

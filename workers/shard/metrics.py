@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 
 from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
-from topics.engine.shard.reads import state_of
-from topics.engine.topic.log import TopicLog
+from topics.engine.runtime.stats import ConsumerFigures, QueueTotals, TopicFigures
 from topics.link import wire
 from topics.link.reports import (
     CONSUMER_ROWS_MAX,
@@ -62,7 +61,7 @@ class Timer:
 
 class ShardMetrics:
     def __init__(self, engine: Engine, write_ns: Callable[[], int]) -> None:
-        self._engine = engine
+        self._stats = engine.stats
         self._write_ns = write_ns  # duration of the last write to the log
         self.fsync_buckets = [0] * (len(FSYNC_BUCKETS_US) + 1)
         self.fsync_micros = 0
@@ -109,33 +108,27 @@ class ShardMetrics:
         """A live page is sent to a feed, `since_turn_us` after its turn began."""
         if type(result) is cmd.Page and result.seqs:
             # int(): a large page has numpy integers, which msgspec cannot encode.
-            age_ms = self._engine.clock.now_ms - int(result.timestamps[0])
+            age_ms = self._stats.now_ms - int(result.timestamps[0])
             self._deliveries.add(max(0, age_ms * 1000 + since_turn_us))
 
     def readiness(self, progress: float) -> Readiness:
-        shard = self._engine.shard
-        return Readiness(progress, len(shard.state.published), shard.state.read_only)
+        return Readiness(progress, self._stats.topics, self._stats.read_only)
 
     def report(self, progress: float) -> ShardReport:
-        shard, counters = self._engine.shard, self._engine.counters
+        stats, counters = self._stats, self._stats.counters
         ready = progress >= 1.0
-        published, transactions = shard.state.published, shard.transactions
-        queues, in_flight = shard.consumers.queue_totals() if ready else (0, 0)
-        retired_segments, retired_bytes = self._engine.merge_service.retirement.totals()
-        rows = (
-            [self._row(published[name]) for name in islice(shard.state.names, TOPIC_ROWS_MAX)]
-            if ready
-            else []
-        )
-        consumers, dead_lettered = self._consumer_totals() if ready else (0, 0)
+        totals = stats.queue_totals() if ready else QueueTotals(0, 0, 0, 0)
+        retired_segments, retired_bytes = stats.retired
+        fetches, failures, cold_readers = stats.cold_reads
+        txn_open, txn_bytes = stats.transactions
         return ShardReport(
             progress=progress,
-            read_only=shard.state.read_only is not None,
-            disk_full=shard.state.disk_full or shard.state.low_space,
-            topics_by_class=shard.state.class_counts() if ready else {},
-            queue_topics=queues,
-            records_live=shard.state.records_live if ready else 0,
-            bytes_live=shard.state.bytes_live if ready else 0,
+            read_only=stats.read_only is not None,
+            disk_full=stats.is_full,
+            topics_by_class=stats.topics_by_class if ready else {},
+            queue_topics=totals.queues,
+            records_live=stats.records_live if ready else 0,
+            bytes_live=stats.bytes_live if ready else 0,
             frames=counters["frames"],
             batches=counters["batches"],
             fsyncs=counters["syncs"],
@@ -145,22 +138,19 @@ class ShardMetrics:
             queue_depth_peak=self.queue_depth_peak,
             fsync_micros_total=self.fsync_micros,
             fsync_buckets=self.fsync_buckets,
-            topics=rows,
-            leases_in_flight=in_flight,
-            consumers=consumers,
+            topics=[_topic_row(one) for one in stats.topic_figures(TOPIC_ROWS_MAX)] if ready else [],
+            leases_in_flight=totals.in_flight,
+            consumers=totals.consumers,
             copies=counters.get("copies", 0),
-            shard=self._engine.config.shard,
-            topics_waiting=shard.delivery.backlog,
-            topics_paused=len(shard.delivery.paused),
-            band_bytes=[band.used for band in shard.delivery.scheduler.bands],
-            tiers={
-                tier: (usage.live, usage.dead, usage.reclaimable)
-                for tier, usage in self._engine.checkpointer.usage.totals.items()
-            },
+            shard=stats.shard,
+            topics_waiting=stats.backlog,
+            topics_paused=stats.paused,
+            band_bytes=stats.band_bytes,
+            tiers=stats.tiers,
             relocations=counters.get("relocations", 0),
-            cold_fetches=self._engine.cold.fetches,
-            cold_failures=counters.get("cold_failures", 0) + self._engine.cold.failures,
-            cold_readers=self._engine.cold.waiting,
+            cold_fetches=fetches,
+            cold_failures=counters.get("cold_failures", 0) + failures,
+            cold_readers=cold_readers,
             merges=counters.get("merges", 0),
             retired_segments=retired_segments,
             retired_bytes=retired_bytes,
@@ -169,58 +159,30 @@ class ShardMetrics:
             turns=self.turns.timed(),
             deliveries=self._deliveries.timed(),
             tombstones=self._tombstones,
-            consumer_rows=list(islice(self._consumer_rows(), CONSUMER_ROWS_MAX)) if ready else [],
-            dead_lettered=dead_lettered,
+            consumer_rows=[_consumer_row(one) for one in islice(stats.consumer_figures(), CONSUMER_ROWS_MAX)]
+            if ready
+            else [],
+            dead_lettered=totals.dead_lettered,
             corrupt=counters.get("corrupt", 0),
             checkpoints=counters["checkpoints"],
-            log_bytes=self._engine.checkpointer.log_bytes,
-            disk_free=self._engine.free_bytes,
-            txn_open=transactions.open_transactions if transactions is not None else 0,
-            txn_bytes=transactions.staged_bytes if transactions is not None else 0,
+            log_bytes=stats.log_bytes,
+            disk_free=stats.disk_free,
+            txn_open=txn_open,
+            txn_bytes=txn_bytes,
             txn_committed=counters["txn_committed"],
             txn_expired=counters["txn_expired"],
             txn_left=counters["txn_left"],
         )
 
-    def _row(self, log: TopicLog) -> TopicRow:
-        state = state_of(log)
-        queue = self._engine.shard.consumers.queue_counts(log)
-        row = TopicRow(
-            state.topic, queue is not None, state.head_seq, state.earliest_seq, state.count, state.bytes
-        )
-        if queue is not None:
-            row.ready, row.in_flight = queue.ready, queue.in_flight
-            oldest = log.find(state.earliest_seq) if state.count else None
-            if oldest is not None:
-                row.oldest_ms = max(0, self._engine.clock.present_ms() - oldest[0].ts_at(oldest[1]))
-        return row
 
-    def _consumer_totals(self) -> tuple[int, int]:
-        """Number of named consumers, and records dead-lettered by them and by queues."""
-        count = dead_lettered = 0
-        for log in self._engine.shard.state.published.values():
-            consumers = log.consumers
-            if consumers is not None:
-                count += len(consumers.named)
-                dead_lettered += consumers.dead_lettered
-                dead_lettered += sum(one.counters.dead_lettered for one in consumers.named.values())
-        return count, dead_lettered
+def _topic_row(one: TopicFigures) -> TopicRow:
+    row = TopicRow(one.name, one.is_queue, one.head, one.earliest, one.count, one.bytes)
+    row.ready, row.in_flight, row.oldest_ms = one.ready, one.in_flight, one.oldest_ms
+    return row
 
-    def _consumer_rows(self) -> Iterator[ConsumerRow]:
-        shard = self._engine.shard
-        for name in shard.state.names:
-            log = shard.state.published[name]
-            # The lag of a consumer of an unloaded topic is not known without loading it.
-            if log.consumers is None or log.stored is not None or log.deferred:
-                continue
-            for consumer_name in sorted(log.consumers.named):
-                consumer = log.consumers.named[consumer_name]
-                lag = shard.leases.known_lag(log, consumer)
-                if lag is None:
-                    continue
-                row = ConsumerRow(name, consumer_name, lag, len(consumer.entries))
-                if consumer.filter is None:
-                    row.lag_ms = (
-                        shard.consumers.lag_ms(log, consumer, self._engine.clock.present_ms()) if lag else 0
-                    )
-                yield row
+
+def _consumer_row(one: ConsumerFigures) -> ConsumerRow:
+    row = ConsumerRow(one.topic, one.consumer, one.lag, one.pending)
+    if one.lag_ms is not None:
+        row.lag_ms = one.lag_ms
+    return row

@@ -23,8 +23,7 @@ _DISABLED = re.compile(rb'"disable_backpressure"\s*:\s*true')
 
 class ShardPressure:
     def __init__(self, engine: Engine, now_us: Callable[[], int]) -> None:
-        self._shard = engine.shard
-        self._checkpointer = engine.checkpointer
+        self._stats = engine.stats
         self._now_us = now_us
         self._pressure = Pressure()
         engine.shard.delivery.measures = self._pressure.measures
@@ -65,9 +64,7 @@ class ShardPressure:
     @property
     def wake_at_us(self) -> int | None:
         at_ms = self._pressure.wake_at_ms
-        if at_ms is None and (
-            self._fronts or self._sync_began_us is not None or self._shard.delivery.backlog
-        ):
+        if at_ms is None and (self._fronts or self._sync_began_us is not None or self._stats.backlog):
             return self._now_us() + 100_000
         return at_ms * 1000 if at_ms is not None else None
 
@@ -75,19 +72,19 @@ class ShardPressure:
         pressure = self._pressure
         if not pressure.is_due(now_us // 1000):
             return
-        scheduler = self._shard.delivery.scheduler
-        picks, waited_ms = scheduler.picks - self._picks, scheduler.waited_ms - self._waited_ms
-        self._picks, self._waited_ms = scheduler.picks, scheduler.waited_ms
+        now_picks, now_waited_ms = self._stats.picks
+        picks, waited_ms = now_picks - self._picks, now_waited_ms - self._waited_ms
+        self._picks, self._waited_ms = now_picks, now_waited_ms
         began_us = self._sync_began_us
         if self._fronts:
             oldest_us = now_us - REPORT_TTL_US
             self._fronts = {front: report for front, report in self._fronts.items() if report[1] > oldest_us}
         pressure.sample(
             now_us // 1000,
-            backlog=self._shard.delivery.backlog,
+            backlog=self._stats.backlog,
             wait_ms=waited_ms / picks if picks else 0.0,
             sync_ms=(now_us - began_us) / 1000 if began_us is not None else 0.0,
-            log_share=self._checkpointer.log_share,
+            log_share=self._stats.log_share,
             reported=max((value for value, _ in self._fronts.values()), default=0.0),
         )
         self.text = b',"pressure":%.2f' % pressure.value if pressure.value > THRESHOLDS[COALESCE][0] else b""

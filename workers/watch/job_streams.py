@@ -74,6 +74,7 @@ class JobStreams:
     ) -> None:
         """`has_window`: whether a front's reply window is open. `is_headers_only`: whether the consumer gets no data."""
         self._shard = engine.shard
+        self._stats = engine.stats
         self._send = send
         self._ask = ask
         self._has_window = has_window
@@ -233,12 +234,10 @@ class JobStreams:
         self._claims_asked += 1
 
     def _room(self, stream: JobStream) -> int:
-        log = self._shard.state.published.get(stream.topic)
-        if log is None:
+        held = self._stats.leases_of(stream.topic, stream.options.consumer, stream.connection)
+        if held is None:
             return 1  # the claim will fail, and end the stream
-        return stream.options.max - self._shard.leases.leases_of(
-            log, stream.options.consumer, stream.connection
-        )
+        return stream.options.max - held
 
     def _push(self, stream: JobStream, claimed: con.Claimed) -> None:
         try:

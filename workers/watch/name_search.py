@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os.path import commonprefix
-
-from sortedcontainers import SortedList
+from typing import Protocol
 
 from topics.engine.core.subject_trie import SubjectTrie
 from topics.engine.core.subjects import parse_pattern
@@ -13,6 +12,11 @@ from topics.engine.core.subjects import parse_pattern
 NAMES_PER_STEP = 512  # about 2 ms
 NODES_PER_STEP = 8192  # of the trie, about 2 ms: 256 patterns of many wildcards make a name cost 1 ms
 LAST = "\U0010ffff"  # sorts after every name with the same prefix
+
+
+class Names(Protocol):
+    def names_between(self, first: str, last: str, *, inclusive: bool) -> Iterable[str]:
+        """The names from `first` on, or after it, up to `last`, ascending."""
 
 
 class NameSearch:
@@ -38,10 +42,10 @@ class NameSearch:
         self._done = done
         self._found: dict[str, list[int]] = {}
 
-    def step(self, names: SortedList[str]) -> bool:
+    def step(self, names: Names) -> bool:
         """Search some more names. True when the search has ended and `done` was called."""
         names_left, nodes_max = NAMES_PER_STEP, self._trie.visited + NODES_PER_STEP
-        for name in names.irange(self._after, self._end, inclusive=(self._inclusive, True)):
+        for name in names.names_between(self._after, self._end, inclusive=self._inclusive):
             if len(self._found) > self._matches_max:
                 break
             if not names_left or self._trie.visited >= nodes_max:

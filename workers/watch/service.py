@@ -106,7 +106,7 @@ class WatchService:
         self._waiting_streams: list[WaitingStream] = []
         self._unsaved: list[tuple[bytes, int]] = []  # replies that wait for the next save
         self._being_saved: list[tuple[bytes, int]] = []  # replies that wait for the running save
-        self._file = session_file.WatchFile(disk, engine.config.shard_dir)
+        self._file = session_file.WatchFile(disk, engine.stats.config.shard_dir)
         self._saving = False
         self._saved_ms = 0
         self._has_failed = False  # the last save
@@ -126,7 +126,7 @@ class WatchService:
 
     def load(self) -> None:
         """Load saved sessions and groups, once the shard has recovered."""
-        saved = session_file.read(self._disk, self._engine.config.shard_dir)
+        saved = session_file.read(self._disk, self._engine.stats.config.shard_dir)
         if saved is not None:
             self.sessions.load(saved.sessions, self._wall_ms())
             self.feeds.load_groups(saved.groups)
@@ -197,13 +197,13 @@ class WatchService:
         self, patterns: list[str], prefixes: list[str] | None, done: Callable[[dict[str, list[int]]], None]
     ) -> None:
         search = NameSearch(patterns, prefixes, STREAM_TOPICS_MAX, done)
-        self._searches.append(lambda: search.step(self._engine.shard.state.names))
+        self._searches.append(lambda: search.step(self._engine.stats))
 
     def _add_found(self, search: TopicSearch, rows: deque[tuple[str, list[int]]]) -> bool:
         """Add the state of some of the topics found. True: these were the last."""
         for _ in range(min(TOPICS_PER_STEP, len(rows))):
             name, patterns = rows.popleft()
-            if name in self._engine.shard.state.published:  # else it was dropped meanwhile
+            if self._engine.stats.is_published(name):  # else it was dropped meanwhile
                 log = self._engine.shard.state.loaded_topic(name)
                 if log.inflows:  # it may have to catch up first
                     search.left += 1

@@ -24,6 +24,7 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.reading.cold_blocks import READ_KIND
 from topics.engine.runtime.background import Background
 from topics.engine.runtime.group_commit import FULL_RETRY_MS
+from topics.engine.runtime.stats import Stats
 from topics.engine.storage.segment_store import COLD_IO_KIND
 from topics.engine.upkeep.recovery import Recovery
 from topics.engine.upkeep.recovery_report import RecoveryReport
@@ -80,6 +81,7 @@ class Engine(Background):
         self._checkpoint_check_ms = 0
         self._trust_until_ms = 0
         self.closed = False
+        self.stats = Stats(self)
 
     @classmethod
     def open(cls, disk: Disk, clock: Clock, config: EngineConfig, cold: SegmentStore | None = None) -> Engine:

@@ -98,7 +98,7 @@ class RuleOperations:
     ) -> None:
         self._engine = engine
         self._book = book
-        self._own = engine.config.shard
+        self._own = engine.stats.shard
         self._shards = shards
         self._max_forwards = max_forwards  # 0: unlimited
         self._now_us = now_us
@@ -165,7 +165,7 @@ class RuleOperations:
 
     def _make(self, spec: ForwardSpec) -> SubSteps:
         self._require_up([shard_of(spec.forward.dest, self._shards), *self._source_shards(spec.forward)])
-        forward = _replace(spec.forward, uid=self._engine.shard.forwards.last_uid + 1)
+        forward = _replace(spec.forward, uid=self._engine.stats.last_forward_uid + 1)
         yield PutForward(forward)
         yield from self._build(forward, create_dest=spec.create_dest)
 

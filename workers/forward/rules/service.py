@@ -110,11 +110,11 @@ class RuleService:
     def start(self) -> None:
         """The shard has recovered."""
         self._is_open = True
-        for forward in self._engine.shard.forwards.catalog.values():
+        for forward in self._engine.stats.forwards:
             self.book.put(forward)
         now_us = self._now_us()
         self._unfinished = dict.fromkeys(self.book.unsettled, now_us)
-        for shard in (self._engine.config.shard, *self._operations.living):
+        for shard in (self._engine.stats.shard, *self._operations.living):
             self._operations.checks[shard] = now_us, PAUSE_MS_MIN
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class RuleService:
 
     @property
     def _may_resume(self) -> bool:
-        return self._engine.shard.state.read_only is None
+        return self._engine.stats.read_only is None
 
     def tick(self) -> None:
         """Run what is due. A loop rather than recursion, so that a thousand steps that fail at once do not nest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice, product
 
 from sortedcontainers import SortedList
@@ -10,13 +11,18 @@ from workers.watch import name_search
 from workers.watch.name_search import NameSearch
 
 
+class Names(SortedList[str]):
+    def names_between(self, first: str, last: str, *, inclusive: bool) -> Iterable[str]:
+        return self.irange(first, last, inclusive=(inclusive, True))
+
+
 def search(
     patterns: list[str], names: list[str], matches_max: int = 1000
 ) -> tuple[dict[str, list[int]], int]:
     """What is found, and in how many steps."""
     found: list[dict[str, list[int]]] = []
     task = NameSearch(patterns, None, matches_max, found.append)
-    sorted_names = SortedList(names)
+    sorted_names = Names(names)
     steps = 1
     while not task.step(sorted_names):
         assert not found
@@ -41,7 +47,7 @@ def test_patterns_of_many_wildcards_make_steps_shorter_not_longer() -> None:
     patterns = [".".join((*head, *["a", "*"] * 10)) for head in islice(product("*a", repeat=8), 256)]
     names = [".".join(["a"] * 27 + [f"z{i:03}"]) for i in range(100)]
     task = NameSearch(patterns, None, 1000, lambda found: None)
-    sorted_names, most = SortedList(names), 0
+    sorted_names, most = Names(names), 0
     ended = False
     while not ended:
         before = task._trie.visited
