@@ -23,7 +23,7 @@ from h2.exceptions import ProtocolError
 from router.connections.budget import ByteBudget
 from router.connections.http2_streams import OpenStream, Sinks
 from router.watch.sinks import STREAM_STALL_US, discard, without_websocket
-from topics.api.http_errors import STATUS, error_body, error_head
+from topics.protocols.http.errors import STATUS, error_body, error_head
 from topics.protocols.http.exchange import Request, Respond, Response
 from topics.protocols.http2.session import STREAMS_MAX, Http2Session, read_head, response_headers
 

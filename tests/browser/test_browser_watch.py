@@ -17,7 +17,7 @@ from tests.support.browser import Page
 from tests.support.faults import fault
 from tests.support.length import pick
 from tests.support.server import Server, until
-from topics.protocols.http.event_ids import decode
+from topics.link.event_ids import decode
 
 pytestmark = pytest.mark.browser
 

@@ -17,9 +17,9 @@ from router.connections.connection import Connection
 from router.pending import PendingRequests
 from router.server import Server
 from tests.support.shard_rig import Rig
-from topics.api.http_errors import STATUS
 from topics.link import wire
 from topics.protocols.http.call import Services
+from topics.protocols.http.errors import STATUS
 from topics.protocols.http1.session import CLOSED, IDLE
 from topics.system.settings import Settings
 

@@ -18,10 +18,10 @@ TYPICAL = (2042, 1016, 2062)  # short runs that execute most of it
 
 # Every module on the way from the parsed head of a request to the disk.
 RUN = (
-    "topics/engine", "topics/link/wire.py", "topics/api/requests.py", "topics/api/http_errors.py", "workers/shard/core.py",
+    "topics/engine", "topics/link/wire.py", "topics/api/requests.py", "topics/protocols/http/errors.py", "workers/shard/core.py",
     "workers/shard/caps.py", "topics/protocols/json/requests.py", "topics/protocols/json/replies.py", "router/pending.py", "topics/protocols/http/admission.py",
     "topics/protocols/http/call.py", "topics/protocols/http/query.py", "topics/protocols/http/endpoints/records.py", "topics/protocols/http/endpoints/topics.py",
-    "topics/link/watch.py", "topics/protocols/http/event_ids.py", "workers/watch/service.py", "workers/watch/feeds.py", "workers/watch/sessions.py",
+    "topics/link/watch.py", "topics/link/event_ids.py", "workers/watch/service.py", "workers/watch/feeds.py", "workers/watch/sessions.py",
     "workers/watch/session_file.py", "router/watch/fanout.py", "topics/protocols/watchers.py", "topics/protocols/http/event_stream.py", "router/watch/service.py", "topics/protocols/http/sse.py",
     "topics/protocols/http/endpoints/watch.py",
 )  # fmt: skip

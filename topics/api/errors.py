@@ -24,6 +24,49 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+# All codes that clients may get. Each protocol says what they are in its terms: `topics/protocols/http/errors.py`.
+CODES = (
+    "batch_too_large",
+    "consumer_not_found",
+    "consumer_overlap",
+    "forbidden",
+    "forbidden_origin",
+    "header_fields_too_large",
+    "inputs_changed",
+    "internal",
+    "invalid_request",
+    "lease_lost",
+    "method_not_allowed",
+    "misdirected_request",
+    "no_cold_tier",
+    "not_a_queue",
+    "not_acceptable",
+    "not_found",
+    "not_ready",
+    "output_invalid",
+    "payload_too_large",
+    "plan_leased",
+    "plan_not_found",
+    "record_too_large",
+    "request_timeout",
+    "router_cycle",
+    "router_not_found",
+    "shutting_down",
+    "snapshot_not_found",
+    "throttled",
+    "topic_exists_incompatible",
+    "topic_full",
+    "topic_not_empty",
+    "topic_not_found",
+    "txn_committed",
+    "txn_incomplete",
+    "txn_not_found",
+    "unauthorized",
+    "unsupported_media_type",
+    "wrong_epoch",
+    "wrong_last_seq",
+)
+
 
 class TopicsError(Exception):
     """Base class. `code` is stable, and is sent between processes together with `detail`."""

@@ -38,6 +38,7 @@ import msgspec
 
 from topics.api.errors import InvalidRequest, SessionNotFound, Throttled, Unauthorized
 from topics.engine.core.subjects import parse_pattern
+from topics.link import event_ids
 from topics.link.watch import (
     SESSION_TTL_MS,
     STREAM_TOPICS_MAX,
@@ -48,7 +49,6 @@ from topics.link.watch import (
     SaveSession,
     SessionSpec,
 )
-from topics.protocols.http import event_ids
 
 # Undo history of a session: maximum number of cursors, and the number of saves that are kept in any case.
 UNDO_CURSORS_MAX = 4096

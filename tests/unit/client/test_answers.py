@@ -9,8 +9,8 @@ import msgspec
 
 from topics.api import config
 from topics.api import requests as schemas
-from topics.api.http_errors import STATUS
 from topics.client import answers, calls, errors, queue_calls, router_calls, transaction_calls, watch_streams
+from topics.protocols.http.errors import STATUS
 
 
 def test_topic_and_consumer_settings_can_be_given() -> None:

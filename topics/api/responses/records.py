@@ -9,6 +9,7 @@ import msgspec
 from msgspec import field
 
 from topics.api.config import DURABILITIES, TOPIC_TYPES, TopicSettings
+from topics.api.errors import CODES
 from topics.api.fields import (
     ALWAYS,
     HIDDEN,
@@ -25,7 +26,6 @@ from topics.api.fields import (
     one_of,
     schema,
 )
-from topics.api.http_errors import STATUS
 
 T = TypeVar("T")
 
@@ -362,7 +362,7 @@ class Metrics(Answer, kw_only=True):
 
 
 class ErrorDetail(Answer, kw_only=True):
-    code: Annotated[str, one_of(*sorted(STATUS))]
+    code: Annotated[str, one_of(*CODES)]
     message: Annotated[str, doc("For people; it may change.", minLength=1)]
     detail: Annotated[dict[str, Any], doc("Fields that depend on the code.")] = field(default_factory=dict)
 

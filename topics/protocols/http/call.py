@@ -10,10 +10,10 @@ from typing import TypeAlias
 
 from topics.api.api_keys import ApiKey
 from topics.api.errors import TopicsError
-from topics.api.http_errors import STATUS, error_body, error_head
 from topics.engine.core.placement import shard_of
 from topics.link import wire
 from topics.link.frame_page import decode_fields
+from topics.protocols.http.errors import STATUS, error_body, error_head
 from topics.protocols.http.exchange import Request, Respond, Response
 from topics.protocols.http.ports import Later, Shards, Streams
 from topics.protocols.json.replies import tombstone

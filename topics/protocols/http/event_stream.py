@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics.engine.commands.topics import Tombstone
+from topics.link import event_ids
 from topics.link.watch import EpochChange, OpenedSession
-from topics.protocols.http import event_ids, sse
+from topics.protocols.http import sse
 from topics.protocols.http.exchange import Sink
 from topics.protocols.watchers import ENDED, SharedPage, Subscription, Subscriptions, Watcher
 

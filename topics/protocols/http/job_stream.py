@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from topics.api.http_errors import STATUS
 from topics.link import wire
 from topics.protocols.http import sse
+from topics.protocols.http.errors import STATUS
 from topics.protocols.http.exchange import Sink
 
 if TYPE_CHECKING:

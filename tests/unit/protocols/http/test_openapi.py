@@ -20,9 +20,8 @@ import pytest
 from topics.api import config
 from topics.api import requests as schemas
 from topics.api.config import ConsumerConfig, TopicConfig
-from topics.api.errors import InvalidRequest, TopicsError
+from topics.api.errors import CODES, InvalidRequest, TopicsError
 from topics.api.fields import HIDDEN
-from topics.api.http_errors import STATUS, error_body
 from topics.api.limits import BATCH_RECORDS_MAX
 from topics.api.responses import consumers as consumer_responses
 from topics.api.responses import forwards as forward_responses
@@ -34,6 +33,7 @@ from topics.engine.storage.frames import encode_appends
 from topics.engine.storage.manifest import Manifest, RetiredSegment, Segment
 from topics.link import wire
 from topics.protocols.http import metrics_text
+from topics.protocols.http.errors import STATUS, error_body
 from topics.protocols.http.openapi import document as openapi
 from topics.protocols.json import consumer_requests, requests
 from topics.protocols.json import forwards as forward_requests
@@ -257,7 +257,7 @@ def test_every_operation_says_how_it_fails() -> None:
 
 
 def test_every_code_is_described_under_its_status() -> None:
-    assert set(openapi.CODES) == set(STATUS)
+    assert set(openapi.CODES) == set(STATUS) == set(CODES)
     for code, status in STATUS.items():
         assert f"`{code}`" in DOCUMENT["components"]["responses"][f"Error{status}"]["description"]
 

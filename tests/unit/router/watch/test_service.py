@@ -13,9 +13,8 @@ from router.watch.service import HEARTBEAT_TICK_US, SAVE_EVERY_US
 from tests.support.faults import fault
 from tests.support.watch_rig import PLAIN, Client, Front, Town
 from topics.api.api_keys import parse_keys
-from topics.link import wire
+from topics.link import event_ids, wire
 from topics.link.watch import ID_TOPICS_MAX, CreateSession, SessionSpec, encode
-from topics.protocols.http import event_ids
 from topics.protocols.http.endpoints.watch import OPEN_WAIT_US
 from topics.protocols.http.event_stream import MOVED_MAX, EventStream
 

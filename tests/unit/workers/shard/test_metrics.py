@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.engine_harness import SMALL
 from tests.support.shard_rig import Rig
-from topics.api.http_errors import STATUS
 from topics.link import wire
 from topics.link.reports import CONSUMER_ROWS_MAX, LATENCY_BUCKETS_US, ShardReport, Timed
 from topics.link.watch import FeedOptions, Follow, encode
+from topics.protocols.http.errors import STATUS
 from topics.protocols.http.metrics_text import Totals, as_text
 from workers.shard.metrics import OPERATIONS, Timer
 

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from tests.support.faults import fault
 from tests.support.sim_disk import SimDisk
-from tests.unit.protocols.http.test_event_ids import made
+from tests.unit.link.test_event_ids import made
 from topics.api.errors import InvalidRequest, SessionNotFound, Throttled, TopicsError, Unauthorized
-from topics.api.http_errors import error_parts
 from topics.engine.storage.files import WATCH_MAGIC, write_digest_file
+from topics.link import event_ids
 from topics.link.watch import (
     SESSION_TTL_MS,
     STREAM_TOPICS_MAX,
@@ -30,7 +30,7 @@ from topics.link.watch import (
     SaveSession,
     SessionSpec,
 )
-from topics.protocols.http import event_ids
+from topics.protocols.http.errors import STATUS
 from workers.watch import session_file
 from workers.watch.session_file import WatchFile
 from workers.watch.sessions import (
@@ -110,7 +110,7 @@ def restarted(sessions: Sessions, now_ms: int = T0) -> Sessions:
 
 
 def status(error: TopicsError) -> int:
-    return error_parts(error)[0]
+    return STATUS[error.code]
 
 
 # ---- how many

@@ -14,11 +14,11 @@ import msgspec
 
 from tests.support import length
 from tests.support.sim_disk import SimDisk
-from tests.unit.protocols.http.test_event_ids import made
+from tests.unit.link.test_event_ids import made
 from tests.unit.workers.watch.test_sessions import FRONT, PATTERN, T0, make, opened, saved
 from topics.engine.storage.watch_file import WatchEntry
+from topics.link import event_ids
 from topics.link.watch import SaveSession
-from topics.protocols.http import event_ids
 from workers.watch import session_file
 from workers.watch.session_file import WatchFile
 from workers.watch.sessions import ERA_MS, Sessions

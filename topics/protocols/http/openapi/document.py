@@ -10,9 +10,9 @@ import msgspec
 import topics
 from topics.api import limits
 from topics.api.fields import U64_MAX
-from topics.api.http_errors import STATUS
 from topics.api.requests import TAG_CHARACTERS_MAX
 from topics.link.watch import SESSION_TTL_MS
+from topics.protocols.http.errors import STATUS
 from topics.protocols.http.openapi.consumers import consumer_paths
 from topics.protocols.http.openapi.forwards import forward_paths
 from topics.protocols.http.openapi.merges import merge_paths

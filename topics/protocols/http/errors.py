@@ -1,10 +1,8 @@
-"""HTTP statuses and JSON bodies of errors."""
+"""Errors in HTTP: the status of each code, header lines, and the JSON body."""
 
 from __future__ import annotations
 
 import msgspec
-
-from topics.api.errors import TopicsError
 
 STATUS = {
     "invalid_request": 400,
@@ -61,7 +59,3 @@ def error_body(code: str, message: str, detail: dict[str, object] | None = None)
 def error_head(status: int) -> bytes:
     """Header lines of an error response: Retry-After for 429 and 503."""
     return RETRY_AFTER if status in (429, 503) else b""
-
-
-def error_parts(error: TopicsError) -> tuple[int, bytes]:
-    return STATUS[error.code], error_body(error.code, str(error), error.detail)

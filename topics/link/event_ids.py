@@ -1,4 +1,4 @@
-"""Event ids of watch streams: the cursors of all topics of the stream.
+"""Ids of events of watch streams: the cursors of all topics of the stream. A front makes them, a shard reads them.
 
 An id is a JSON object, topic → cursor, in base64url without padding. It is joined from one piece per topic, each padded with
 spaces to a multiple of three bytes, so that the encoded pieces can be cached.

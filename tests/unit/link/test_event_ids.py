@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.engine.shard.appends import NAME
+from topics.link import event_ids
 from topics.link.watch import ID_TOPICS_MAX
-from topics.protocols.http import event_ids
 from topics.protocols.http1.framing import HEAD_BYTES_MAX
 
 topic_names = st.text("aZ09._:-", min_size=1, max_size=255).filter(NAME.match)
