@@ -7,7 +7,7 @@ is its kind, or `Refused`; a refused operation changes nothing.
 Decisions where the contract leaves room:
 
 - `now - ts > ttl_ms` ends a record by the topic's TTL (strict, announced); `now > expires` ends it by its own
-(strict, without a tombstone). The earlier moment decides which of the two it was, not the time of a read.
+  (strict, without a tombstone). The earlier moment decides which of the two it was, not the time of a read.
 - A dedupe key is known while `now - first_success <= idempotency_window_ms`.
 - A refused write that would have created its topic leaves no topic behind.
 - `keep` spares the newest N of all live records, or of each matching tag.

@@ -6,7 +6,7 @@ durability class:
 
 - clean stop: all writes; process crash: exactly all acked ones, and perhaps more;
 - power cut: at least those acked after a sync, and everything before them in the log. A topic that was `disk` may
-lose more, but then its head is at or above the acked head, and the seqs in between are one loss range;
+  lose more, but then its head is at or above the acked head, and the seqs in between are one loss range;
 - `memory` may come back with any prefix or empty, `ephemeral` without records; neither may show anything unknown;
 - a key is remembered if its records are there, and forgotten if the restart lost them.
 

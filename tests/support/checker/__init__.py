@@ -1,37 +1,37 @@
-"""Judges a history: was everything that clients were told compatible with the contract?
+"""Checks a history: is everything that clients were told compatible with the contract?
 
-It knows docs/http/ and the guarantees of the four classes, and nothing of the code. It never blames a legal history: where
-the order of two things cannot be known, both are allowed. Everything else must fit. How it goes about it:
+The checker knows docs/http/ and the guarantees of the four durability classes, and nothing of the code. It never
+reports a legal history: where the order of two things is unknown, both orders are allowed. Its parts:
 
-1. `shapes`: every request and answer has the fields that the contract names; others raise `Unknown`.
-2. `timeline`: a topic's life is cut into *segments* by drops and by crashes that its class feels. Several segments may be one
-   *era*, in which a seq means one record, and several eras one *instance*, the time between two drops. What was on its way
-   during a cut may belong to either side.
+1. `shapes`: every request and answer has the fields of the contract; unknown ones raise `Unknown`.
+2. `timeline`: a topic's life is divided into *segments* by drops and by crashes that affect its class. Several
+   segments may form one *era*, in which a seq means one record, and several eras one *instance*, the time between two
+   drops. What was in flight during a cut may belong to either side.
 3. `ledger`: every record that was acknowledged or shown gets its place, which is a seq of an era.
-4. `streams`: what watchers saw is cut into pages, which are judged like those that were asked for.
-5. `jobs`: who was handed what; `letters`: what became of that which nobody could do.
-6. `batches`: a commit of a transaction is a write to all of the above; and what else is told of it.
-7. `pages`, `counters`, `lookups`, `existence`: each answer is held against these places.
-8. `rules`: which routers there were. What they may bring to a topic is, for all of the above, a write of unknown outcome;
-   `copies` has a look at what must have come, and in which order. Sources are judged before their dests. Where copies come in
-   circles only little can be said: `rings`.
+4. `streams`: what watchers saw is converted into pages, which are checked like pages of reads.
+5. `jobs`: leases and settles; `dead_letters`: jobs that were moved after their last delivery.
+6. `batches`: a commit of a transaction is a write for all of the above; and what answers say about transactions.
+7. `pages`, `counters`, `lookups`, `existence`: each answer is compared with these places.
+8. `rules`: which routers there were. What they may copy to a topic is, for all of the above, a write of unknown
+   outcome; `copies` checks what must have been copied, and in which order. Sources are checked before their dests. For
+   copies in cycles only little can be checked: `cycles`.
 
-`erases` is for whoever has the files as well: it names the bytes that must not stand there any more.
+`erases` is for tests that also have the files: it returns the bytes that they must not contain any more.
 """
 
 from __future__ import annotations
 
 from tests.support.checker.batches import with_batches
 from tests.support.checker.copies import Copies
+from tests.support.checker.cycles import check_cycles
+from tests.support.checker.dead_letters import check_dead_letters, targets_of
 from tests.support.checker.existence import check_existence
 from tests.support.checker.jobs import Jobs
-from tests.support.checker.letters import check_letters, targets_of
 from tests.support.checker.problem import Problem
-from tests.support.checker.rings import check_rings
 from tests.support.checker.routers import check_routers
 from tests.support.checker.rules import ROUTER_KINDS, in_order, is_pattern, may_have_made, rules_of
 from tests.support.checker.shapes import Unknown, check_shapes
-from tests.support.checker.streams import Watches
+from tests.support.checker.streams import WatchSessions
 from tests.support.checker.timeline import Timeline, make_timeline
 from tests.support.checker.topic import check_topic
 from tests.support.history import History
@@ -45,7 +45,7 @@ def check(history: History) -> list[Problem]:
     """Everything in the history that the contract does not allow."""
     problems = check_shapes(history)
     if problems:
-        return problems  # what follows relies on whole answers
+        return problems  # the other rules need complete answers
     history, batches = with_batches(history)
     topics: dict[str, list[int]] = {}
     for number, op in enumerate(history.ops):
@@ -63,7 +63,7 @@ def check(history: History) -> list[Problem]:
                     topics.setdefault(row["topic"], []).append(number)
         else:
             topics.setdefault(op.topic, []).append(number)
-    watches = Watches(history, problems)
+    watches = WatchSessions(history, problems)
     watches.follow()
     lines: dict[str, Timeline] = {}
     targets = targets_of(history)
@@ -83,9 +83,9 @@ def check(history: History) -> list[Problem]:
             sources[name] = check_topic(lines[name], ops, pushed, problems, supply, batches.get(name))
             copies.add(name, ops, sources[name])
     copies.check()
-    check_rings(history, circular, rules, problems)
+    check_cycles(history, circular, rules, problems)
     for name in targets:
-        check_letters(history, name, [sources[other] for other in topics if other in sources], problems)
+        check_dead_letters(history, name, [sources[other] for other in topics if other in sources], problems)
     check_existence(history, watches.pushed, lines, targets, problems)
     check_routers(history, rules, problems)
     return problems
@@ -96,4 +96,4 @@ def assert_ok(history: History) -> None:
     if problems:
         shown = "\n".join(f"- {problem}" for problem in problems[:SHOWN_MAX])
         more = f"\n… and {len(problems) - SHOWN_MAX} more" if len(problems) > SHOWN_MAX else ""
-        raise AssertionError(f"{len(problems)} things that cannot be:\n{shown}{more}")
+        raise AssertionError(f"{len(problems)} violations:\n{shown}{more}")

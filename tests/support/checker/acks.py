@@ -20,7 +20,7 @@ class Acks:
     # -- first pass: seqs ----------------------------------------------------------------------------------
 
     def take(self, op: Op) -> None:
-        """A write that was acknowledged and not deduped has the place that it was told."""
+        """A write that was acknowledged and not deduped is at the place in its answer."""
         answer = op.answer
         self._form(op, answer)
         if answer["deduped"]:
@@ -66,7 +66,7 @@ class Acks:
     # -- second pass: retries ------------------------------------------------------------------------------
 
     def take_retry(self, op: Op) -> None:
-        """A deduped write was told what an earlier one with its key got, which no restart has taken since."""
+        """A deduped write got the answer of an earlier one with its key, which no restart has lost since."""
         assert op.answered_at is not None
         answer = op.answer
         first, last = self.line.span(op.sent_at, op.answered_at)
@@ -87,7 +87,7 @@ class Acks:
             self.blame("dedupe", f"no earlier write with its key got {answer['first_seq']}: {name_of(op)}")
         elif era is not None and len(unplaced) == 1:
             place = self.ledger.place(
-                unplaced[0], era, answer["first_seq"], f"told to a retry @{op.answered_at}"
+                unplaced[0], era, answer["first_seq"], f"answered to a retry @{op.answered_at}"
             )
             if place is not None:
                 self._told_again(place, op, first, last)
@@ -97,7 +97,7 @@ class Acks:
             self.ledger.acknowledge(place, op, first, last)
 
     def _may_be_first(self, write: Write, op: Op, low: int, high: int) -> bool:
-        """Whether it may have been written, at a place that nobody knows."""
+        """Whether it may have been written, at an unknown place."""
         assert op.answered_at is not None
         if not write.tries or write.sent > op.answered_at or len(write.records) != op.answer["count"]:
             return False
@@ -109,7 +109,7 @@ class Acks:
     def check_twice(self) -> None:
         """A write has one place, and so have all writes of one key, as long as the key is remembered."""
         for write in self.ledger.writes:
-            # Where it is not known whether a drop came between two instances, they may be one.
+            # If it is unknown whether a drop came between two instances, they may be one.
             bases = {(self.line.back[place.era.instance], place.base) for place in write.places}
             if write.key is None and write.copy is None and len(bases) > 1:
                 self.blame("twice", f"{name_of(write.ops[0])} is at {sorted(bases)}")
@@ -137,11 +137,11 @@ class Acks:
         if classes == {"fsync"}:
             return False
         sent, settled = min(one.write.sent, two.write.sent), max(one.write.settled, two.write.settled)
-        return any(zone.kind != "drop" and sent < zone.end and zone.start < settled for zone in line.zones)
+        return any(cut.kind != "drop" and sent < cut.end and cut.start < settled for cut in line.cuts)
 
     @staticmethod
     def _ts(place: Place, *, after: bool) -> int | None:
-        """The latest (or earliest) moment at which it can have been written, by the records around it."""
+        """The latest (or earliest) moment at which it can have been written, from the records around it."""
         era = place.era
         seqs = sorted(seq for seq, placed in era.records.items() if placed.ts is not None)
         at = bisect_left(seqs, place.base) if after else bisect_right(seqs, place.end) - 1

@@ -1,8 +1,8 @@
-"""Batches of sink transactions: each commit is, for everything else that judges, a write of unknown outcome that has a key.
+"""Batches of transactions: for all other rules, each commit is a write of unknown outcome that has a key.
 
-A *variant* is what one try of a batch is made of: the chunks that a commit names, in their order. Tries of one batch have other
-chunks, and only one of them may appear. A batch that is appended whole is one write; of a larger one each chunk is. What
-is said besides (that it is committed, or open) is held against that in `check`.
+A *variant* is one attempt at a batch: the chunks that a commit names, in their order. Attempts at one batch have
+different chunks, and only one of them may appear. A small batch is appended as one write, a larger one chunk by
+chunk. `check` compares other answers with that (that a batch is committed, or open).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.checker.shapes import Unknown
 from tests.support.checker.timeline import FOREVER, RESTARTS, Timeline, full_config, touches
 from tests.support.history import Event, History, Op
 
-WHOLE_RECORDS = 10_000  # of more than these a batch may appear bit by bit, unless it is of one chunk
+WHOLE_RECORDS = 10_000  # larger batches may appear in parts, unless they have one chunk
 KINDS = ("begin", "stage", "commit", "abort")
 
 Records = list[dict[str, Any]]
@@ -28,12 +28,12 @@ Key = tuple[str, int]  # part and chunk
 
 @dataclass(slots=True, eq=False)
 class Variant:
-    """What commits with these parts want to append."""
+    """What commits with these parts would append."""
 
     chunks: list[tuple[Key, Records]]
     is_whole: bool
-    tries: list[Op] = field(default_factory=list)  # commits that may have been carried out
-    writes: list[list[Op]] = field(default_factory=list)  # for each piece: what stands for it in the ledger
+    tries: list[Op] = field(default_factory=list)  # commits that may have been executed
+    writes: list[list[Op]] = field(default_factory=list)  # for each piece: its writes in the ledger
 
     @property
     def count(self) -> int:
@@ -41,7 +41,7 @@ class Variant:
 
     @property
     def pieces(self) -> list[tuple[str, Records]]:
-        """What is appended as one, each with a name."""
+        """What is appended at once, each with a name."""
         if self.is_whole and self.chunks:
             return [("", [record for _, records in self.chunks for record in records])]
         return [(f"{part} {chunk}", records) for (part, chunk), records in self.chunks]
@@ -49,7 +49,7 @@ class Variant:
 
 @dataclass(slots=True)
 class Ack:
-    """Somebody was told where a batch is."""
+    """An answer that says where a batch is."""
 
     op: Op
     answered: int
@@ -77,7 +77,7 @@ class Batch:
 
 
 class Batches:
-    """All of one topic."""
+    """All batches of one topic."""
 
     def __init__(self, history: History, topic: str, ops: list[Op]) -> None:
         self.topic = topic
@@ -118,7 +118,7 @@ class Batches:
         batch.acks.sort(key=lambda ack: ack.answered)
 
     def _variant(self, batch: Batch, op: Op) -> Variant | None:
-        """None: it names what nobody has staged."""
+        """None: it names chunks that were not staged."""
         text = repr(op.request["parts"])
         if text not in batch.variants:
             chunks: list[tuple[Key, Records]] = []
@@ -135,7 +135,7 @@ class Batches:
         return batch.variants[text]
 
     def _stand_ins(self, op: Op, records: Records, key: str, variant: Variant) -> list[Op]:
-        """A write that tries what this commit tries: as long as it is not refused, nobody knows when, or whether."""
+        """A write that stands for this commit: unless refused, it may have been executed at any time."""
         request = {"records": records, "idempotency_key": key, "return_seqs": False, "create": False}
         made = Op(op.client, "write", op.topic, request, op.sent_at)
         if op.refused:
@@ -144,13 +144,13 @@ class Batches:
             return [made]
         made.settled_at = op.settled_at
         if not (op.ok and op.answer["state"] == "committed"):
-            # What is decided goes on, however long that takes, and whoever dies meanwhile.
+            # A decided commit continues, however long it takes, and whatever dies.
             made.settled_at = min(
                 (calm for calm in self.calms if calm > (op.settled_at or FOREVER)), default=None
             )
         if variant.is_whole:
             return [made]
-        # Of one that is decided, and not yet at its end, the server itself appends again what was lost.
+        # Of a decided but unfinished one, the server itself appends lost records again.
         end = FOREVER if made.settled_at is None else made.settled_at
         again = sum(op.sent_at < event.at < end for event in self._breaks)
         return [
@@ -168,14 +168,14 @@ class Batches:
         return [op for variant in self._variants() for writes in variant.writes for op in writes]
 
     def told(self, line: Timeline) -> list[Op]:
-        """Every answer that tells where a batch is, as that of a retry."""
+        """Every answer that says where a batch is, as if it were a retry."""
         found: list[Op] = []
         for batch in self.all.values():
             variants = [variant for variant in batch.variants.values() if variant.tries and variant.chunks]
             for ack in batch.acks:
                 first, last = line.span(min((op.sent_at for op in batch.tries), default=0), ack.answered)
                 if line.era[first] != line.era[last]:
-                    continue  # perhaps of an era that is over: a batch is remembered, its records are gone
+                    continue  # perhaps of an earlier era: a batch is remembered although its records are gone
                 if variants and variants[0].is_whole:
                     found.append(_told(ack, variants[0].writes[0][0], ack.first, ack.count))
                 elif len(variants) == 1:
@@ -189,8 +189,8 @@ class Batches:
         return (variant for batch in self.all.values() for variant in batch.variants.values())
 
     def settle(self, ledger: Ledger) -> None:
-        """What is committed is synced, whatever the topic's class. Of a piece that was appended twice the later one is: a crash may
-        have taken the other before anybody was told of the batch.
+        """Committed records are synced, whatever the topic's class. If a piece was appended twice the later one is
+        committed: a crash may have lost the other before any answer named the batch.
         """
         for batch in self.all.values():
             for ack in batch.acks:
@@ -204,7 +204,7 @@ class Batches:
                         placed = place.era.records[seq]
                         placed.synced = min(placed.synced, ack.answered)
 
-    # -- verdict ---------------------------------------------------------------------------------------------
+    # -- checks ----------------------------------------------------------------------------------------------
 
     def check(self, ledger: Ledger, pages: list[Read]) -> None:
         for batch in self.all.values():
@@ -222,7 +222,7 @@ class Batches:
                 self._check_rising(ledger, one, two)
 
     def _check_answers(self, ledger: Ledger, batch: Batch) -> None:
-        """All that are told where it is are told the same, and as many as were to be appended."""
+        """All answers give the same place, and the number of records that were to be appended."""
         first: dict[int, Ack] = {}
         counts = {variant.count for variant in batch.variants.values() if variant.tries}
         for ack in batch.acks:
@@ -249,7 +249,7 @@ class Batches:
     def _check_states(self, ledger: Ledger, batch: Batch) -> None:
         for op in batch.begins:
             if op.answer["state"] == "committing" and any(calm < op.sent_at for calm in self.calms):
-                ledger.blame("txn-stuck", f"{batch} is decided, and never ends: {name_of(op)}")
+                ledger.blame("txn-stuck", f"{batch} is decided, but never committed: {name_of(op)}")
 
     def _check_stages(self, ledger: Ledger, batch: Batch) -> None:
         for (part, chunk), ops in batch.stages.items():
@@ -264,12 +264,10 @@ class Batches:
                         for other in ops
                     )
                 ):
-                    ledger.blame(
-                        "txn-stage", f"chunk {chunk} of {part} was never there before: {name_of(op)}"
-                    )
+                    ledger.blame("txn-stage", f"chunk {chunk} of {part} was not staged before: {name_of(op)}")
 
     def _check_known(self, ledger: Ledger, batches: list[Batch]) -> None:
-        """Committed is what somebody wanted to commit, it or a later one; and it stays that."""
+        """A committed batch had a commit request, for it or a later one; and it stays committed."""
         told = [(batch, op) for batch in batches for op in (*batch.begins, *batch.commits) if op.ok]
         committed = [(batch, op) for batch, op in told if op.answer["state"] == "committed"]
         for batch, op in committed:
@@ -278,7 +276,7 @@ class Batches:
             if not any(one.sent_at < op.answered_at for other in later for one in other.tries):
                 ledger.blame(
                     "txn-invented",
-                    f"{batch} is said to be there, and nobody can have committed it: {name_of(op)}",
+                    f"{batch} is reported as committed without a commit request: {name_of(op)}",
                 )
         for batch, op in told:
             era = _era(ledger, op)
@@ -297,7 +295,7 @@ class Batches:
                     break
 
     def _check_rising(self, ledger: Ledger, one: Batch, two: Batch) -> None:
-        """An earlier batch does not come behind a later one."""
+        """An earlier batch does not come after a later one."""
         for era in ledger.eras:
             for early in itertools.chain(*_places(ledger, one, era)):
                 for late in itertools.chain(*_places(ledger, two, era)):
@@ -313,7 +311,8 @@ class Batches:
             for (_, ours), (_, theirs) in itertools.combinations(seen, 2):
                 if any(_together(one, two) for one in ours if one for two in theirs if two):
                     ledger.blame(
-                        "txn-twice", f"two tries of {batch} are there, at {_bases(ours)} and {_bases(theirs)}"
+                        "txn-twice",
+                        f"two attempts at {batch} are there, at {_bases(ours)} and {_bases(theirs)}",
                     )
             for variant, places in seen:
                 self._check_order(ledger, batch, places)
@@ -329,8 +328,8 @@ class Batches:
     def _check_all_there(
         self, ledger: Ledger, batch: Batch, variant: Variant, places: list[Place | None], pages: list[Read]
     ) -> None:
-        """When all is quiet, or once it was acknowledged, none of it is missing if some of it is there. Between two pieces a topic
-        can have become ephemeral: then a crash takes those that came later.
+        """When all is quiet, or after it was acknowledged, it is complete if any of it is there. If the topic became
+        ephemeral between two pieces, a crash may take the later ones.
         """
         if all(places) or ledger.line.rotten < FOREVER:
             return
@@ -354,7 +353,7 @@ class Batches:
 
 
 def with_batches(history: History, topics: set[str] | None = None) -> tuple[History, dict[str, Batches]]:
-    """The history with writes that stand for commits, of all topics or of these, and what there is to check besides."""
+    """The history with writes that stand for commits, of all topics or of these, and the additional checks."""
     by_topic: dict[str, list[Op]] = {}
     for op in history.ops:
         if op.kind in KINDS and (topics is None or op.topic in topics):
@@ -368,7 +367,9 @@ def with_batches(history: History, topics: set[str] | None = None) -> tuple[Hist
 
 
 def _breaks(history: History, topic: str) -> list[Event]:
-    """What can take records of a topic: power cuts and failed disks, and if they may be in no log every restart."""
+    """Events that can lose records of a topic: power cuts and failed disks, and every restart if they may not be
+    logged.
+    """
     settings = (
         op.request if op.kind == "put" else op.request.get("config")
         for op in history.ops
@@ -421,14 +422,14 @@ def _write(ledger: Ledger, writes: list[Op]) -> Write:
 
 
 def _places(ledger: Ledger, batch: Batch, era: Era) -> list[list[Place]]:
-    """For each piece of each try the places that it has."""
+    """For each piece of each attempt its places."""
     variants = (variant for variant in batch.variants.values() if variant.tries)
     writes = (_write(ledger, writes) for variant in variants for writes in variant.writes)
     return [[place for place in write.places if place.era is era] for write in writes]
 
 
 def _together(one: Place, two: Place) -> bool:
-    """Whether both were known to be there between two crashes that can have taken one of them."""
+    """Whether both were known to be there between two crashes that can have lost one of them."""
     return bool(one.era.records[one.base].solid.keys() & two.era.records[two.base].solid.keys())
 
 

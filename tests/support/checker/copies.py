@@ -1,9 +1,9 @@
-"""Copies that routers make: what may come to a dest, what must have come, in which order, and how often it is counted.
+"""Copies of routers: what may appear in a dest, what must appear, in which order, and the totals.
 
-A *flow* is one rule and one topic that it copies. A record of the source is *due* in the dest when the rule was there for
-certain before it was written and is still there, lets its tag through, and the source has it still: nothing can have removed
-it before it was copied. What is due is there for whoever reads the dest after the record was known in the source, unless the
-answer says that it did not wait, or the dest could not take it (it is full, or its disk was).
+A *flow* is one rule and one topic that it copies. A record of the source is *due* in the dest when the rule certainly
+existed before it was written and still exists, its filter matches, and the source still has it: nothing can have
+removed it before it was copied. A read of the dest, sent after the record was known in the source, must return what
+is due, unless the answer says that it did not wait, or the dest could not take it (it was full, or its disk was).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tests.support.checker.topic import Supply
 from tests.support.history import History, Op
 
 BLAMED_MAX = 3  # of one flow and one rule
-LOOKS = ("diff", "state", "last", "claim")  # of a topic, with its head, after catching up
+LOOKS = ("diff", "state", "last", "claim")  # heads of a topic after catching up
 
 
 @dataclass(slots=True, eq=False)
-class Side:
-    """A topic that was judged by itself."""
+class CheckedTopic:
+    """A topic that was checked by itself."""
 
     ledger: Ledger
     missing: Missing
     ops: list[Op]
-    pages: list[Read]  # that were asked for
+    pages: list[Read]  # of reads, not of streams
     shown: list[Op]  # answers with records in them
 
     @property
@@ -42,14 +42,14 @@ class Side:
 
 
 def is_late(op: Op) -> bool:
-    """Whether an answer says that it did not wait for what its sources had."""
+    """Whether an answer says that it did not wait for its sources."""
     return bool((op.answer.get("performance") or {}).get("catch_up_timed_out"))
 
 
 class Copies:
     def __init__(self, history: History, rules: list[Rule], problems: list[Problem]) -> None:
         self.history, self.rules, self.problems = history, rules, problems
-        self.sides: dict[str, Side] = {}
+        self.sides: dict[str, CheckedTopic] = {}
         self._holes: dict[str, bool] = {}
         self._troubles = _troubles(history)
 
@@ -60,12 +60,12 @@ class Copies:
         assert jobs.missing is not None
         pages = [page for page in jobs.pages if page.op.kind == "diff"]
         shown = [page.op for page in pages]
-        self.sides[topic] = Side(jobs.ledger, jobs.missing, ops, pages, shown)
+        self.sides[topic] = CheckedTopic(jobs.ledger, jobs.missing, ops, pages, shown)
 
     # -- what may come -------------------------------------------------------------------------------------
 
     def supply(self, topic: str, line: Timeline) -> Supply | None:
-        """What may be copied to a topic. None: more than one thing may come of one record, and nobody can tell which."""
+        """What may be copied to a topic. None: one record may lead to several copies, which cannot be told apart."""
         rules = [rule for rule in self.rules if rule.dest == topic]
         if not rules:
             return Supply([], False)
@@ -90,7 +90,7 @@ class Copies:
         return Supply(list(found.values()), holes)
 
     def _sources(self, rule: Rule) -> list[str]:
-        """All topics that it can have copied, also those that were not judged."""
+        """All topics that it can have copied, also those that were not checked."""
         names = [op.topic for op in self.history.ops if op.kind in ("write", "put")]
         names += [other.dest for other in self.rules]
         if rule.source not in self.sides and rule.copies(rule.source):
@@ -113,8 +113,9 @@ class Copies:
         for write in source.writes:
             if not write.tries:
                 continue
-            # A copy that its topic lost in a crash comes there again, and is one more record for those who copy that.
-            losses = sum(zone.kind != "drop" for zone in source.line.zones) if write.copy else 0
+            # A copy that its topic lost in a crash is copied again, and counts as one more record for those who copy
+            # that.
+            losses = sum(cut.kind != "drop" for cut in source.line.cuts) if write.copy else 0
             span = rule.may_copy(write.sent, write.settled)
             for sent in write.records if span is not None else ():
                 assert span is not None
@@ -142,8 +143,8 @@ class Copies:
                 self._check_twice(side)
                 self._check_origins(side)
 
-    def _check_twice(self, side: Side) -> None:
-        """Not more copies of a record than there were of itself."""
+    def _check_twice(self, side: CheckedTopic) -> None:
+        """Not more copies of a record than there were of the record."""
         ledger = side.ledger
         for write in ledger.copies.values():
             assert write.copy is not None
@@ -160,8 +161,8 @@ class Copies:
                     self.blame("copied-twice", side.ledger.topic, f"{write.copy.record} is at {sorted(seqs)}")
                     break
 
-    def _check_origins(self, side: Side) -> None:
-        """A copy that says where it comes from comes from there."""
+    def _check_origins(self, side: CheckedTopic) -> None:
+        """The origin in a copy must be correct."""
         for op in side.shown:
             for record in op.answer["records"]:
                 meta = record.get("meta")
@@ -178,20 +179,20 @@ class Copies:
     def _wrong_origin(self, origin: dict[str, Any], copy: Copy) -> str | None:
         for rule, source, sent in copy.ways:
             if rule.name != origin.get("router"):
-                # It may have been brought along from further away.
+                # The origin may be further away.
                 further = sent.write.copy
                 if further is not None and self._wrong_origin(origin, further) is None:
                     return None
                 continue
             if origin["source_topic"] != source.topic:
                 continue
-            if not any(wish.exact for wish in rule.wishes):
-                return "that router does not say so"
+            if not any(put.exact for put in rule.puts):
+                return "that router does not store origins"
             key = f"router:{rule.name}:{origin['source_topic_id']}:{origin['source_epoch']}:{origin['source_seq']}"
             if origin["idempotency_key"] != key:
                 return "its key is of another record"
             seqs = {place.base + sent.index for place in sent.write.places}
-            if origin["source_seq"] in seqs or len(seqs) < sent.write.tries * (1 + len(source.line.zones)):
+            if origin["source_seq"] in seqs or len(seqs) < sent.write.tries * (1 + len(source.line.cuts)):
                 return None
             return f"in the source it is at {sorted(seqs)}"
         return "no router makes such a copy"
@@ -199,7 +200,7 @@ class Copies:
     # -- reasons why it may not have come ------------------------------------------------------------------
 
     def had_trouble(self, start: int, end: int) -> bool:
-        """Whether a disk was full, or failed, between these moments, or that was not long enough ago."""
+        """Whether a disk was full or failed between these moments, or shortly before."""
         return any(first < end and last > start for first, last in self._troubles)
 
 
@@ -219,7 +220,7 @@ def _retains_less(config: dict[str, Any]) -> bool:
 
 
 def _record(rule: Rule, sent: Sent) -> dict[str, Any]:
-    """As it should be in the dest. Its own TTL stays behind."""
+    """As it should be in the dest. The record's own TTL is not copied."""
     record: dict[str, Any] = {"data_base64" if sent.encoded else "data": sent.data}
     if sent.tag is not None and rule.preserve_tag:
         record["tag"] = sent.tag
@@ -231,8 +232,8 @@ def _record(rule: Rule, sent: Sent) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Look:
-    """When somebody asked, and when he was answered. A `Read` is one, too."""
+class ReadTimes:
+    """When a read was sent, and when it was answered. A `Read` is one, too."""
 
     sent: int
     answered: int
@@ -244,11 +245,11 @@ class Due:
 
     placed: Placed
     write: Write  # the copy
-    known: int  # since when somebody knows that the source has it
+    known: int  # when the source was first known to have it
 
 
 class Flow:
-    def __init__(self, copies: Copies, rule: Rule, source: Side, dest: Side) -> None:
+    def __init__(self, copies: Copies, rule: Rule, source: CheckedTopic, dest: CheckedTopic) -> None:
         self.copies, self.rule, self.source, self.dest = copies, rule, source, dest
         self._blamed = 0
         self._eras: dict[int, list[tuple[Placed, Write]]] = {}
@@ -276,8 +277,8 @@ class Flow:
 
     # -- what is due ---------------------------------------------------------------------------------------
 
-    def due(self, look: Look | Read, *, trimmed: bool = False) -> Iterator[Due]:
-        """For a look at the dest; `trimmed`: also what may have been lost before."""
+    def due(self, look: ReadTimes | Read, *, trimmed: bool = False) -> Iterator[Due]:
+        """For a read of the dest; `trimmed`: also records that may have been lost before."""
         sent, answered = look.sent, look.answered
         source, rule = self.source, self.rule
         line, ledger = source.line, source.ledger
@@ -299,7 +300,7 @@ class Flow:
                 yield Due(placed, copy, known)
 
     def _alone(self, era: Era) -> list[tuple[Placed, Write]]:
-        """Records that can have come in no other way: their copies are the copies of them."""
+        """Records that can have come in no other way: their copies are copies of them."""
         if era.number not in self._eras:
             found = (
                 (placed, self.dest.ledger.copies.get(data_key(placed.sent)))
@@ -315,7 +316,7 @@ class Flow:
             ]
         return self._eras[era.number]
 
-    def may_be_stuck(self, one: Due, look: Look | Read) -> bool:
+    def may_be_stuck(self, one: Due, look: ReadTimes | Read) -> bool:
         """Whether the dest may have been unable to take it."""
         line = self.dest.line
         first, last = line.span(look.sent, look.answered)
@@ -324,12 +325,12 @@ class Flow:
         start = one.placed.sent.write.sent
         return any(c["discard"] == "reject" for c in configs) or self.copies.had_trouble(start, look.answered)
 
-    def may_lack(self, one: Due, look: Look | Read) -> bool:
-        """Or may have forgotten it, being in memory, and not how far it was."""
+    def may_lack(self, one: Due, look: ReadTimes | Read) -> bool:
+        """Or may have lost it, being in memory, together with its position."""
         start = one.placed.sent.write.sent
         return self.may_be_stuck(one, look) or any(
-            zone.kind in ("wipe", "fallback") and zone.end > start and zone.start < look.answered
-            for zone in self.dest.line.zones
+            cut.kind in ("wipe", "fallback") and cut.end > start and cut.start < look.answered
+            for cut in self.dest.line.cuts
         )
 
     # -- in order ------------------------------------------------------------------------------------------
@@ -359,7 +360,7 @@ class Flow:
     # -- pages ---------------------------------------------------------------------------------------------
 
     def _check_page(self, page: Read) -> None:
-        """Everything that is due is in it; and whatever is in it, nothing before that was left out."""
+        """Everything that is due is in the page; and nothing before what is in it was omitted."""
         assert page.era is not None
         if any(c["cap_per_tag"] for c in self.dest.line.ever(page.answered, page.era.instance)):
             return
@@ -377,7 +378,7 @@ class Flow:
             and not self._was_removed(one, page)
             and not self.may_lack(one, page)
         ]
-        # Of a page without data nobody may ever learn what some rows were: they may be these.
+        # Rows of a page without data may be of unknown records: they may be these.
         if len(missing) <= sum(seq not in records for seq in page.seqs):
             return
         for one in missing:
@@ -387,7 +388,7 @@ class Flow:
             )
 
     def _was_removed(self, one: Due, page: Read, *, picked: bool = False) -> bool:
-        """A delete may have taken the copy; `picked`: and not all that came before it."""
+        """A delete may have removed the copy; `picked`: and not all that came before it."""
         tag = one.write.records[0].tag
         return any(
             delete.op.sent_at < page.answered
@@ -402,9 +403,9 @@ class Flow:
         return any(_retains_less(config) for config in self.dest.line.ever(page.answered, page.era.instance))
 
     def _check_between(self, page: Read, due: list[Due], shown: set[int]) -> None:
-        """Between two copies that are there, all that is due is there; or there is a hole for each that is not."""
+        """Between two copies that are there, everything due is there; or there is a hole for each missing one."""
         assert page.era is not None
-        if any(zone.kind in ("wipe", "fallback") for zone in self.dest.line.zones):
+        if any(cut.kind in ("wipe", "fallback") for cut in self.dest.line.cuts):
             return
         seqs = {id(place.write): place.base for place in page.era.places if place.write.copy is not None}
         present = [i for i, one in enumerate(due) if id(one.write) in shown]
@@ -429,14 +430,14 @@ class Flow:
     # -- heads ---------------------------------------------------------------------------------------------
 
     def _check_head(self, op: Op) -> None:
-        """Whoever asks after a record was known does not get a head before its copy."""
+        """A request that was sent after a record was known does not get a head before its copy."""
         assert op.answered_at is not None
         line, ledger = self.dest.line, self.dest.ledger
         first, last = line.span(op.sent_at, op.answered_at)
         if first != last or op.request.get("consumer"):
             return
         era = ledger.eras[line.era[first]]
-        look = Look(op.sent_at, op.answered_at)
+        look = ReadTimes(op.sent_at, op.answered_at)
         for one in self.due(look):
             places = one.write.places
             if len(places) != 1 or places[0].era is not era or places[0].base <= op.answer["head_seq"]:
@@ -453,9 +454,9 @@ class Flow:
 
 
 class Totals:
-    """What a router counts."""
+    """The totals of a router."""
 
-    def __init__(self, copies: Copies, rule: Rule, dest: Side, flows: list[Flow]) -> None:
+    def __init__(self, copies: Copies, rule: Rule, dest: CheckedTopic, flows: list[Flow]) -> None:
         self.copies, self.rule, self.dest, self.flows = copies, rule, dest, flows
 
     def blame(self, text: str) -> None:
@@ -488,7 +489,7 @@ class Totals:
                     yield op, row["forwarded_total"]
 
     def _is_one_life(self, one: Op, two: Op) -> bool:
-        """Whether the rule was there all the time, and nothing happened to the dest that may have taken copies."""
+        """Whether the rule existed all the time, and nothing happened to the dest that may have removed copies."""
         assert two.answered_at is not None
         line = self.dest.line
         since = self.rule.there_since(two.answered_at)
@@ -509,7 +510,7 @@ class Totals:
             self.blame(f"{total} copies of {name_of(op)}: there can be {most}")
         if op.kind == "routers" or is_late(op):
             return
-        look = Look(op.sent_at, op.answered_at)
+        look = ReadTimes(op.sent_at, op.answered_at)
         least = sum(
             not flow.may_lack(one, look)
             for flow in self.flows

@@ -1,4 +1,4 @@
-"""Heads, floors and counts: what must never go back, and what must fit the records that are known."""
+"""Heads, floors and counts: they never go back, and match the known records."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHANGES = ("write", "delete", "put", "drop")
 
 
 @dataclass(slots=True)
-class Sight:
-    """Numbers that an answer told about a topic."""
+class Observation:
+    """Numbers that an answer gave for a topic."""
 
     op: Op
     sent: int
@@ -28,19 +28,19 @@ class Sight:
     head: int | None = None
     earliest: int | None = None
     count: int | None = None
-    recorded: bool = False  # of a first write, told again: true when it was written, not now
-    staged: bool = False  # with writes that nobody may see yet, and that may still fail
+    recorded: bool = False  # repeated from a first write: true when that was written, not now
+    staged: bool = False  # including writes that are not visible yet and may still fail
 
 
 @dataclass(slots=True)
-class Rising:
+class HighestBefore:
     """The highest value that was known before a moment."""
 
     moments: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     whys: list[Op] = field(default_factory=list)
 
-    def fill(self, rows: list[tuple[int, int, Op]]) -> Rising:
+    def fill(self, rows: list[tuple[int, int, Op]]) -> HighestBefore:
         best = -1
         for moment, value, why in sorted(rows, key=lambda row: row[0]):
             if value > best:
@@ -55,104 +55,107 @@ class Rising:
         return self.values[at - 1] if at else -1
 
     def why(self, moment: int) -> str:
-        """Who was told the highest value before a moment."""
+        """The answer with the highest value before a moment."""
         return name_of(self.whys[bisect_left(self.moments, moment) - 1])
 
 
-def sights_of(ledger: Ledger, op: Op) -> list[Sight]:
+def observations_of(ledger: Ledger, op: Op) -> list[Observation]:
     if op.answered_at is None:
         return []
     first, last = ledger.line.span(op.sent_at, op.answered_at)
-    sight = Sight(op, op.sent_at, op.answered_at, first, last)
+    observation = Observation(op, op.sent_at, op.answered_at, first, last)
     answer = op.answer
     if not op.ok:
         if op.request.get("if_last_seq") is None or not is_wrong_last_seq(op):
             return []
-        sight.head, sight.staged = answer["error"]["detail"]["actual"], True
-        return [sight]
+        observation.head, observation.staged = answer["error"]["detail"]["actual"], True
+        return [observation]
     if op.kind == "list":
         answer = next(row for row in op.answer["topics"] if row["topic"] == ledger.topic)
     if op.kind == "write":
-        sight.head, sight.recorded = answer["head_seq"], answer["deduped"]
+        observation.head, observation.recorded = answer["head_seq"], answer["deduped"]
     elif op.kind in ("diff", "state", "delete", "list", "last"):
-        sight.head = answer["head_seq"]
-        sight.earliest = answer.get("earliest_seq")
-        sight.count = answer.get("count")
+        observation.head = answer["head_seq"]
+        observation.earliest = answer.get("earliest_seq")
+        observation.count = answer.get("count")
     else:
         return []
-    return [sight]
+    return [observation]
 
 
 class Counters:
-    def __init__(self, ledger: Ledger, missing: Missing, sights: list[Sight]) -> None:
-        self.ledger, self.missing, self.sights = ledger, missing, sights
+    def __init__(self, ledger: Ledger, missing: Missing, observations: list[Observation]) -> None:
+        self.ledger, self.missing, self.observations = ledger, missing, observations
         self.line, self.blame = ledger.line, ledger.blame
         self._counts: dict[int, tuple[list[int], list[int], list[int], list[int]]] = {}
 
     def check(self) -> None:
-        by_era: dict[int, list[Sight]] = {}
-        by_segment: dict[int, list[Sight]] = {}
-        for sight in self.sights:
-            if self.line.era[sight.first] == self.line.era[sight.last]:
-                by_era.setdefault(self.line.era[sight.first], []).append(sight)
-            if sight.first == sight.last:
-                by_segment.setdefault(sight.first, []).append(sight)
+        by_era: dict[int, list[Observation]] = {}
+        by_segment: dict[int, list[Observation]] = {}
+        for observation in self.observations:
+            if self.line.era[observation.first] == self.line.era[observation.last]:
+                by_era.setdefault(self.line.era[observation.first], []).append(observation)
+            if observation.first == observation.last:
+                by_segment.setdefault(observation.first, []).append(observation)
         for era in self.ledger.eras:
             self._heads(era, by_era.get(era.number, []))
-        for segment, sights in by_segment.items():
-            self._floors(segment, sights)
-            for sight in sights:
-                if sight.count is not None:
-                    self._count(segment, sight)
+        for segment, observations in by_segment.items():
+            self._floors(segment, observations)
+            for observation in observations:
+                if observation.count is not None:
+                    self._count(segment, observation)
 
     # -- heads ---------------------------------------------------------------------------------------------
 
-    def _heads(self, era: Era, sights: list[Sight]) -> None:
+    def _heads(self, era: Era, observations: list[Observation]) -> None:
         rows = [
-            (sight.answered, sight.head, sight.op)
-            for sight in sights
-            if sight.head is not None and not sight.staged
+            (observation.answered, observation.head, observation.op)
+            for observation in observations
+            if observation.head is not None and not observation.staged
         ]
         for place in era.places:
             known = min(place.known_at, place.write.settled)
             if known < FOREVER:
                 rows.append((known, place.end, place.write.ops[0]))
-        known_heads = Rising().fill(rows)
+        known_heads = HighestBefore().fill(rows)
         highest = self._highest(era)
-        for sight in sights:
-            if sight.head is None:
+        for observation in observations:
+            if observation.head is None:
                 continue
-            low = known_heads.before(sight.sent)
-            if sight.head < low and not sight.recorded:
-                why = known_heads.why(sight.sent)
-                rule = "condition" if sight.staged else "head"
-                self.blame(rule, f"head {sight.head} of {name_of(sight.op)} is behind {low} of {why}")
-            if highest is not None and sight.answered < self.line.skipped:
-                top = max(0, highest.before(sight.answered))
-                top += self.ledger.ghosts[era.number].before(sight.answered)
-                if sight.head > top:
-                    rule = "condition" if sight.staged else "head"
+            low = known_heads.before(observation.sent)
+            if observation.head < low and not observation.recorded:
+                why = known_heads.why(observation.sent)
+                rule = "condition" if observation.staged else "head"
+                self.blame(
+                    rule, f"head {observation.head} of {name_of(observation.op)} is behind {low} of {why}"
+                )
+            if highest is not None and observation.answered < self.line.skipped:
+                top = max(0, highest.before(observation.answered))
+                top += self.ledger.unplaced[era.number].before(observation.answered)
+                if observation.head > top:
+                    rule = "condition" if observation.staged else "head"
                     self.blame(
-                        rule, f"head {sight.head} of {name_of(sight.op)} is past anything written: {top}"
+                        rule,
+                        f"head {observation.head} of {name_of(observation.op)} is past anything written: {top}",
                     )
-            torn = era.batch_at(sight.head)
-            if torn is not None and torn.end > sight.head:
+            torn = era.batch_at(observation.head)
+            if torn is not None and torn.end > observation.head:
                 self.blame(
                     "batch",
-                    f"head {sight.head} of {name_of(sight.op)} is inside of {torn.base} to {torn.end}",
+                    f"head {observation.head} of {name_of(observation.op)} is inside {torn.base} to {torn.end}",
                 )
         self._orders(era, known_heads)
 
-    def _highest(self, era: Era) -> Rising | None:
-        """The highest seq that can have been given out; None when a crash may have skipped some."""
+    def _highest(self, era: Era) -> HighestBefore | None:
+        """The highest seq that can have been assigned; None when a crash may have skipped some."""
         line = self.line
         if line.back[era.instance] != era.instance or line.rotten < FOREVER or self.ledger.may_have_holes:
             return None
         places = [p for other in self.ledger.eras if other.instance == era.instance for p in other.places]
-        return Rising().fill([(place.write.sent, place.end, place.write.ops[0]) for place in places])
+        return HighestBefore().fill([(place.write.sent, place.end, place.write.ops[0]) for place in places])
 
-    def _orders(self, era: Era, known_heads: Rising) -> None:
-        """A write comes behind everything that was known when it was sent."""
+    def _orders(self, era: Era, known_heads: HighestBefore) -> None:
+        """A write comes after everything that was known when it was sent."""
         for place in era.places:
             if place.write.last < era.segments.start:
                 continue  # carried over
@@ -163,34 +166,35 @@ class Counters:
 
     # -- floors --------------------------------------------------------------------------------------------
 
-    def _floors(self, segment: int, sights: list[Sight]) -> None:
-        rows = [(s.answered, s.earliest, s.op) for s in sights if s.earliest is not None]
-        known = Rising().fill(rows)
+    def _floors(self, segment: int, observations: list[Observation]) -> None:
+        rows = [(s.answered, s.earliest, s.op) for s in observations if s.earliest is not None]
+        known = HighestBefore().fill(rows)
         era = self.ledger.eras[self.line.era[segment]]
         lasting = self._lasting(era, segment)
-        for sight in sights:
-            if sight.earliest is None or sight.head is None:
+        for observation in observations:
+            if observation.earliest is None or observation.head is None:
                 continue
-            low = known.before(sight.sent)
+            low = known.before(observation.sent)
             if (
-                sight.earliest < low and self.line.rotten > sight.answered
-            ):  # rot is found anew by who reads it
-                why = known.why(sight.sent)
+                observation.earliest < low and self.line.rotten > observation.answered
+            ):  # damage is found again by each reader
+                why = known.why(observation.sent)
                 self.blame(
                     "earliest",
-                    f"earliest_seq {sight.earliest} of {name_of(sight.op)} is behind {low} of {why}",
+                    f"earliest_seq {observation.earliest} of {name_of(observation.op)} is behind {low} of {why}",
                 )
-            if not 1 <= sight.earliest <= sight.head + 1:
+            if not 1 <= observation.earliest <= observation.head + 1:
                 self.blame(
-                    "earliest", f"earliest_seq {sight.earliest} of {name_of(sight.op)}, head {sight.head}"
+                    "earliest",
+                    f"earliest_seq {observation.earliest} of {name_of(observation.op)}, head {observation.head}",
                 )
             for seq, since in lasting:
-                if seq >= sight.earliest:
+                if seq >= observation.earliest:
                     break
-                if since < sight.sent:
+                if since < observation.sent:
                     self.blame(
                         "earliest",
-                        f"earliest_seq {sight.earliest} of {name_of(sight.op)}: where is seq {seq}?",
+                        f"earliest_seq {observation.earliest} of {name_of(observation.op)}: where is seq {seq}?",
                     )
                     break
 
@@ -216,11 +220,11 @@ class Counters:
     def _caps_tags(self, era: Era) -> bool:
         return any(config["cap_per_tag"] for config in self.line.ever(FOREVER, era.instance))
 
-    # -- numbers and a page, with nothing in between --------------------------------------------------------
+    # -- a state and a page with nothing in between ---------------------------------------------------------
 
     def check_quiet(self, pages: list[Read], ops: list[Op]) -> None:
-        """When nothing changed between them, a state tells what the page after it shows. What a source has lost changes a dest, and
-        no write tells when.
+        """If nothing changed between them, a state equals what the next page shows. Losses of a source change a dest
+        at a time that no write shows.
         """
         if self.ledger.may_have_holes:
             return
@@ -229,8 +233,10 @@ class Counters:
         )
         starts = [start for start, _ in changes]
         ends = list(itertools.accumulate((end for _, end in changes), max))
-        states = sorted((s for s in self.sights if s.op.kind in ("state", "list")), key=lambda s: s.answered)
-        answered = [sight.answered for sight in states]
+        states = sorted(
+            (s for s in self.observations if s.op.kind in ("state", "list")), key=lambda s: s.answered
+        )
+        answered = [observation.answered for observation in states]
         for page in pages:
             at = bisect_left(answered, page.sent)
             if not at or page.segment is None or not _is_whole(page) or self._expires(page):
@@ -252,30 +258,35 @@ class Counters:
             c["ttl_ms"] for c in line.ever(page.answered, page.era.instance)
         ):
             return True
-        ghosts = self.ledger.ghosts[page.era.number].some_before(page.answered)
+        unplaced = self.ledger.unplaced[page.era.number].some_before(page.answered)
         records = itertools.chain(
             (placed.sent for placed in page.era.records.values()),
-            (record for write in ghosts for record in write.records),
+            (record for write in unplaced for record in write.records),
         )
         return any(record.ttl_ms for record in records)
 
     # -- counts --------------------------------------------------------------------------------------------
 
-    def _count(self, segment: int, sight: Sight) -> None:
-        assert sight.count is not None
+    def _count(self, segment: int, observation: Observation) -> None:
+        assert observation.count is not None
         era = self.ledger.eras[self.line.era[segment]]
         solid, going, sent, gone = self._moments(era, segment)
-        least = bisect_left(solid, sight.sent) - bisect_left(going, sight.answered)
-        if self._retains_less(era, sight.answered) or self.line.rotten < sight.answered:
+        least = bisect_left(solid, observation.sent) - bisect_left(going, observation.answered)
+        if self._retains_less(era, observation.answered) or self.line.rotten < observation.answered:
             least = 0
-        if sight.count < least:
-            self.blame("count", f"{sight.count} records of {name_of(sight.op)}: there are at least {least}")
-        if self.line.back[era.instance] != era.instance or self.line.rotten < sight.answered:
+        if observation.count < least:
+            self.blame(
+                "count",
+                f"{observation.count} records of {name_of(observation.op)}: there are at least {least}",
+            )
+        if self.line.back[era.instance] != era.instance or self.line.rotten < observation.answered:
             return
-        most = bisect_left(sent, sight.answered) - bisect_left(gone, sight.sent)
-        most += self.ledger.ghosts[era.number].before(sight.answered)
-        if sight.count > most:
-            self.blame("count", f"{sight.count} records of {name_of(sight.op)}: there are at most {most}")
+        most = bisect_left(sent, observation.answered) - bisect_left(gone, observation.sent)
+        most += self.ledger.unplaced[era.number].before(observation.answered)
+        if observation.count > most:
+            self.blame(
+                "count", f"{observation.count} records of {name_of(observation.op)}: there are at most {most}"
+            )
 
     def _moments(self, era: Era, segment: int) -> tuple[list[int], list[int], list[int], list[int]]:
         """When records were known, could be removed, were sent, and were removed."""

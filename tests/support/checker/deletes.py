@@ -1,4 +1,4 @@
-"""Deletes of records: what each can have removed, and what it certainly has."""
+"""Deletes of records: what each can have removed, and what it certainly has removed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Delete:
     keep: int | None
 
     def selects(self, seq: int, tag: str | None) -> bool:
-        """All selectors but `keep`."""
+        """Whether all selectors except `keep` match."""
         return (
             (self.before_seq is None or seq < self.before_seq)
             and (self.seqs is None or seq in self.seqs)
@@ -35,7 +35,7 @@ class Delete:
 
 
 def was_executed(op: Op) -> bool:
-    """An erase on a full disk is refused, and may have deleted: then it says how much."""
+    """An erase on a full disk is refused, but may have deleted: then the error says how many."""
     return op.ok or "deleted" in op.detail
 
 
@@ -97,15 +97,15 @@ class Deletes:
         return self._newer_at_most(delete, era, placed) >= delete.keep
 
     def _newer_at_most(self, delete: Delete, era: Era, placed: Placed) -> int:
-        """How many newer records there can have been when it came, of all or of this tag."""
-        ghosts = self.ledger.ghosts[era.number].some_before(delete.settled)
+        """The most newer records there can have been when it was executed, of all or of this tag."""
+        unplaced = self.ledger.unplaced[era.number].some_before(delete.settled)
         tag = placed.sent.tag
         if delete.match is not None:
             assert tag is not None
             count = era.newer_with_tag(tag, placed.seq)
-            return count + sum(record.tag == tag for write in ghosts for record in write.records)
+            return count + sum(record.tag == tag for write in unplaced for record in write.records)
         ends = (place.end for place in era.places if place.write.sent < delete.settled)
-        return max(ends, default=0) - placed.seq + sum(len(write.records) for write in ghosts)
+        return max(ends, default=0) - placed.seq + sum(len(write.records) for write in unplaced)
 
     def may_cover_unknown(self, era: Era, seq: int, records: list[Sent], by: int) -> bool:
         """Whether it can have removed one of these records, if that had this seq."""
@@ -130,16 +130,16 @@ class Deletes:
                     placed.gone[segment] = delete.settled
 
     def _check_deleted(self, delete: Delete, era: Era) -> None:
-        """It cannot have removed more than there was to remove."""
+        """It cannot have removed more records than there were."""
         if self.ledger.line.back[era.instance] != era.instance:
             return
         most = sum(
             placed.sent.write.sent < delete.settled and delete.selects(placed.seq, placed.sent.tag)
             for placed in self._candidates(delete, era)
         )
-        ghosts = self.ledger.ghosts[era.number].some_before(delete.settled)
+        unplaced = self.ledger.unplaced[era.number].some_before(delete.settled)
         most += sum(
-            delete.match is None or delete.match(record.tag) for write in ghosts for record in write.records
+            delete.match is None or delete.match(record.tag) for write in unplaced for record in write.records
         )
         if delete.seqs is not None:
             most = min(most, len(delete.seqs))
@@ -168,7 +168,7 @@ class Deletes:
         return found
 
     def _certainly_lives(self, era: Era, placed: Placed, delete: Delete) -> bool:
-        """When the delete came: no TTL, no cap, no other delete can have removed it before, and no rot."""
+        """When the delete was executed: no TTL, no cap, no other delete can have removed it before, and no damage."""
         if placed.sent.ttl_ms or self.ledger.line.rotten < delete.settled:
             return False
         configs = self.ledger.line.ever(delete.settled, era.instance)

@@ -1,6 +1,6 @@
-"""Erases: which payloads an acknowledged one must have overwritten. Whoever has the files looks for them there.
+"""Erases: the payloads that an acknowledged erase must have overwritten. Tests that have the files search them.
 
-An erase is for the living: of a record that was gone before, deleted or lost in a crash, nothing is promised.
+An erase is about live records: nothing is promised for a record that was deleted or lost before.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tests.support.history import History, Op
 
 
 def erased(history: History, erases: list[Op]) -> list[bytes]:
-    """Payloads, without their last byte, of records that one of these erases must have found alive.
+    """Payloads, without their last byte, of records that were certainly alive when one of these erases was executed.
 
-    For topics whose records end by deletes alone, and have no TTL but their own.
+    For topics whose records are removed by deletes only, and have no TTL but their own.
     """
     found: list[bytes] = []
     history, batches = with_batches(history, {erase.topic for erase in erases})
@@ -35,7 +35,7 @@ def erased(history: History, erases: list[Op]) -> list[bytes]:
 
 
 def _copies(op: Op, topic: str) -> bool:
-    """Whether it is about a router that may have to do with this topic; of a pattern only the first token is looked at."""
+    """Whether it is about a router that may involve this topic; of a pattern only the first token is used."""
     if op.kind != "put_router":
         return False
     first = op.request["source"].split(".")[0]
@@ -51,7 +51,7 @@ def _payloads(write: Op, erase: Op) -> list[bytes]:
 
 
 def _is_plain(erase: Op, ops: list[Op]) -> bool:
-    """Whether it was acknowledged, and nothing else can have removed records from under it."""
+    """Whether it was acknowledged, and nothing else can have removed records before it."""
     if erase.kind != "delete" or not erase.ok or not erase.request.get("erase"):
         return False
     assert erase.answered_at is not None
@@ -70,21 +70,21 @@ def _is_plain(erase: Op, ops: list[Op]) -> bool:
 
 
 def _is_there_for(history: History, line: Timeline, write: Op, erase: Op) -> bool:
-    """Whether it was acknowledged before, and nothing has happened since that may have taken it."""
+    """Whether it was acknowledged before, and nothing has happened since that may have lost it."""
     if write.kind != "write" or not write.ok:
         return False
     assert write.answered_at is not None and erase.answered_at is not None
     if write.answered_at > erase.sent_at:
         return False
-    # Which crashes take something depends on the class that the topic really has: whoever writes to it first without
-    # a config makes it a `disk` topic, whatever the others have in mind.
+    # Which crashes lose records depends on the topic's real class: a first write without a config makes it a `disk`
+    # topic, whatever class later requests name.
     first, last = line.span(write.sent_at, erase.answered_at)
     rots = (event.at for event in history.events if event.kind == "rot")
     return first == last and not any(write.sent_at < at < erase.answered_at for at in rots)
 
 
 def _names(request: dict[str, Any], seq: int, tag: str | None) -> bool:
-    """Whether the selectors of a delete surely name this record."""
+    """Whether the selectors of a delete certainly match this record."""
     if (
         "keep" in request
         or seq >= request.get("before_seq", seq + 1)

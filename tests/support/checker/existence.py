@@ -1,4 +1,4 @@
-"""Which topics there are: a topic that was made stays until it is dropped, and one that was dropped stays away."""
+"""Existence of topics: a created topic exists until it is dropped, and a dropped one does not come back."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXISTING = (
 
 
 @dataclass(slots=True)
-class Life:
-    """Answers that say that a topic is there, or that it is not; and what can have changed that."""
+class ExistenceLog:
+    """Answers that show that a topic exists, or that it does not; and requests that can have changed that."""
 
     there: list[tuple[Op, int, int]] = field(default_factory=list)  # op, sent, answered
     absent: list[tuple[Op, int, int]] = field(default_factory=list)
@@ -33,17 +33,17 @@ def check_existence(
     targets: set[str],
     problems: list[Problem],
 ) -> None:
-    """`targets` are made by letters, whenever one comes."""
-    lives: dict[str, Life] = {}
+    """`targets` are created by dead letters, at any time."""
+    lives: dict[str, ExistenceLog] = {}
     for op in history.ops:
         if op.kind == "watch":
             _note_watch(lives, op)
         elif op.kind in ROUTER_KINDS:
             _note_router(lives, lines, op)
         elif op.kind != "list":
-            _note(lives.setdefault(op.topic, Life()), lines[op.topic], op)
+            _note(lives.setdefault(op.topic, ExistenceLog()), lines[op.topic], op)
     for topic, ops in pushed.items():
-        life = lives.setdefault(topic, Life())
+        life = lives.setdefault(topic, ExistenceLog())
         for op in ops:
             assert op.answered_at is not None
             (life.there if op.ok else life.absent).append((op, op.sent_at, op.answered_at))
@@ -55,7 +55,7 @@ def check_existence(
             check_life(topic, life, problems)
 
 
-def _note(life: Life, line: Timeline, op: Op) -> None:
+def _note(life: ExistenceLog, line: Timeline, op: Op) -> None:
     answered = op.answered_at
     if op.ok and answered is not None:
         made = op.kind in ("put", "write") and op.answer["created"]
@@ -81,25 +81,25 @@ def _note(life: Life, line: Timeline, op: Op) -> None:
         life.makers.append((op.sent_at, line.settled(op)))
 
 
-def _note_watch(lives: dict[str, Life], op: Op) -> None:
+def _note_watch(lives: dict[str, ExistenceLog], op: Op) -> None:
     if op.answered_at is None:
         return
     if op.ok:
         for topic in op.answer["topics"]:
-            lives.setdefault(topic, Life()).there.append((op, op.sent_at, op.answered_at))
+            lives.setdefault(topic, ExistenceLog()).there.append((op, op.sent_at, op.answered_at))
     elif op.status == 404:
         topic = op.answer["error"]["detail"]["topic"]
-        lives.setdefault(topic, Life()).absent.append((op, op.sent_at, op.answered_at))
+        lives.setdefault(topic, ExistenceLog()).absent.append((op, op.sent_at, op.answered_at))
 
 
-def _note_router(lives: dict[str, Life], lines: dict[str, Timeline], op: Op) -> None:
-    """A router makes its topics. One that is refused, or undone later, takes them away again."""
+def _note_router(lives: dict[str, ExistenceLog], lines: dict[str, Timeline], op: Op) -> None:
+    """A router creates its topics. One that is refused, or undone later, removes them again."""
     if not may_have_made(op):
         return
     for topic in (op.request["source"], op.request["dest"]):
         if is_pattern(topic):
             continue
-        life = lives.setdefault(topic, Life())
+        life = lives.setdefault(topic, ExistenceLog())
         span = op.sent_at, lines[topic].settled(op)
         life.makers.append(span)
         if op.ok:
@@ -109,12 +109,12 @@ def _note_router(lives: dict[str, Life], lines: dict[str, Timeline], op: Op) -> 
             life.drops.append(span)
 
 
-def _note_list(lives: dict[str, Life], op: Op) -> None:
-    """A list that begins at the beginning and does not go on has all names with its prefix."""
+def _note_list(lives: dict[str, ExistenceLog], op: Op) -> None:
+    """A complete list has all names with its prefix."""
     assert op.answered_at is not None
     names = {row["topic"] for row in op.answer["topics"]}
     for name in names:
-        lives.setdefault(name, Life()).there.append((op, op.sent_at, op.answered_at))
+        lives.setdefault(name, ExistenceLog()).there.append((op, op.sent_at, op.answered_at))
     if op.request.get("cursor"):
         return
     until = max(names, default="") if op.answer.get("next_cursor") else None
@@ -124,16 +124,16 @@ def _note_list(lives: dict[str, Life], op: Op) -> None:
             life.absent.append((op, op.sent_at, op.answered_at))
 
 
-def check_life(topic: str, life: Life, problems: list[Problem]) -> None:
-    """Between an answer that says one thing and a later one that says the other there must be a reason."""
-    # An op that made the topic says both: it was not there before, and is there now.
+def check_life(topic: str, life: ExistenceLog, problems: list[Problem]) -> None:
+    """Between an answer that shows one state and a later one that shows the other there must be a change."""
+    # An op that created the topic shows both: it did not exist before, and exists now.
     made = [(op, s, a) for op, s, a in life.absent if op.ok and op.kind in ("put", "write", "put_router")]
     dropped = [(op, s, a) for op, s, a in life.there if op.kind in ("drop", "drop_router")]
     _contradictions(
         topic, [*life.there, *made], life.absent, life.drops, "is not there", problems, skip=dropped
     )
     if life.there and not life.makers:
-        problems.append(Problem("existence", topic, f"nobody made it: {name_of(life.there[0][0])}"))
+        problems.append(Problem("existence", topic, f"never created: {name_of(life.there[0][0])}"))
         return
     _contradictions(topic, [*life.absent, *dropped], life.there, life.makers, "is there", problems, skip=made)
 
@@ -147,11 +147,11 @@ def _contradictions(
     problems: list[Problem],
     skip: list[tuple[Op, int, int]],
 ) -> None:
-    """`before` says the opposite of `after`; something between the two must have changed it."""
+    """`before` contradicts `after`; something between the two must have changed it."""
     skipped = {id(op) for op, _, _ in skip}
     told = sorted((row for row in before if id(row[0]) not in skipped), key=lambda row: row[2])
     answers = [row[2] for row in told]
-    # The latest `sent` of all that were answered by then: what changed it must have settled after that.
+    # The latest `sent` of all that were answered by then: a change must have settled after that.
     latest: list[tuple[int, Op]] = []
     for op, sent, _ in told:
         latest.append(max(latest[-1], (sent, op), key=lambda row: row[0]) if latest else (sent, op))

@@ -1,4 +1,4 @@
-"""What claims, acks, nacks and extends say of leases, and what time it was on the server."""
+"""Leases in claims, acks, nacks and extends, and the time on the server that follows from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SETTLES = ("ack", "nack", "extend")
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One delivery of one record, as its claim was told."""
+    """One delivery of one record, as in the answer of its claim."""
 
     op: Op
     seq: int
@@ -24,10 +24,10 @@ class Lease:
     id: str
     deliveries: int
     until_ms: int
-    since_ms: int  # when it was handed out: between these two
+    since_ms: int  # when it was delivered: between these two
     latest_ms: int
-    era: Era | None  # None: a cut passed while the claim was on its way
-    life: int | None  # how often the worker had been restarted; None: it was just then
+    era: Era | None  # None: a cut happened while the claim was in flight
+    life: int | None  # how often the worker had been restarted; None: it was restarted meanwhile
 
     def __str__(self) -> str:
         return f"seq {self.seq} to {self.op.client} ({self.node}) until {self.until_ms} by {name_of(self.op)}"
@@ -39,8 +39,8 @@ class Settle:
 
     op: Op
     seq: int
-    id: str  # "": whichever
-    counted: bool | None  # None: nobody knows
+    id: str  # "": any
+    counted: bool | None  # None: unknown
 
     def may_be_of(self, lease: Lease) -> bool:
         return (
@@ -56,7 +56,7 @@ def told_before(op: Op, moment: int) -> bool:
 
 
 def settles_of(op: Op) -> Iterator[Settle]:
-    """One for each seq. Of one that is named twice, the first counts, if any does."""
+    """One for each seq. If a seq is named twice, the first one counts, if any does."""
     if op.refused:
         return
     seqs = op.request["seqs"]
@@ -69,33 +69,33 @@ def settles_of(op: Op) -> Iterator[Settle]:
         if op.ok:
             counted = seq not in seen and skipped[seq] < named[seq]
             if named[seq] > 1 and counted:
-                lease_id = ""  # which of them it was is not said
+                lease_id = ""  # the answer does not say which of them
         seen.add(seq)
         yield Settle(op, seq, lease_id, counted)
 
 
 class Clock:
-    """What time it was on the server when something was executed."""
+    """The server's time when a request was executed."""
 
     def __init__(self) -> None:
-        self._told: dict[int, list[tuple[Op, int, int]]] = {}  # by life
+        self._told: dict[int, list[tuple[Op, int, int]]] = {}  # by incarnation
 
     def add(self, op: Op, life: int | None, since_ms: int, latest_ms: int) -> None:
         if life is not None:
             self._told.setdefault(life, []).append((op, since_ms, latest_ms))
 
     def at_least(self, life: int, moment: int) -> int:
-        """For whatever is sent at this moment."""
+        """For requests sent at this moment."""
         told = self._told.get(life, [])
         return max((since for op, since, _ in told if (op.answered_at or FOREVER) < moment), default=0)
 
     def at_most(self, life: int, moment: int) -> int:
-        """For whatever is answered at this moment."""
+        """For requests answered at this moment."""
         told = self._told.get(life, [])
         return min((latest for op, _, latest in told if op.sent_at > moment), default=FOREVER)
 
     def faults(self) -> Iterator[str]:
-        """It never runs back. Over a restart that goes for what is in the log, and most leases are not."""
+        """It never goes back. Over a restart that is true for what is logged, and most leases are not."""
         for told in self._told.values():
             yield from self._faults(told)
 

@@ -1,4 +1,4 @@
-"""Who wrote what, and which seq it got: records are found again by their data."""
+"""Writes, and the seqs they got: records are identified by their data."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Sent:
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """A record that routers may bring to a topic: as if somebody wrote it, of whom nobody knows when, or whether."""
+    """A record that routers may copy to a topic: like a write of unknown time and outcome."""
 
     record: dict[str, Any]
     sent: int
     settled: int
-    times: int  # how often, if each copy of it that is lost comes once more
+    times: int  # how often, if each lost copy is copied once more
     ways: list[tuple[Any, Ledger, Sent]] = field(default_factory=list)  # rule, and where it comes from
 
 
@@ -55,7 +55,7 @@ class Write:
         self.sent, self.settled = FOREVER, -1
         self.first, self.last = FOREVER, -1  # segments
         self.places: list[Place] = []
-        self.copy: Copy | None = None  # nobody wrote it here: it may have been copied
+        self.copy: Copy | None = None  # not written by a client here: it may have been copied
         self.weakest: str | None = None  # the weakest class that it can have been written under
 
     def add(self, op: Op, line: Timeline) -> None:
@@ -71,7 +71,7 @@ class Write:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A batch in an era."""
+    """The place of a batch in an era."""
 
     write: Write
     era: Era
@@ -94,12 +94,12 @@ class Placed:
         self.seq = place.base + sent.index
         self.ts: int | None = None
         self.shown: dict[str, Any] | None = None  # as a reader last saw it
-        self.synced = FOREVER  # when somebody first saw it who sees only what is synced
-        # By segment, each the first moment:
-        self.solid: dict[int, int] = {}  # somebody had been told that it is there
-        self.absent: dict[int, int] = {}  # somebody had been told that it is not there
+        self.synced = FOREVER  # when it was first seen by a reader of synced records only
+        # The first moment of each, by segment:
+        self.solid: dict[int, int] = {}  # it was known to be there
+        self.absent: dict[int, int] = {}  # it was known to be gone
         self.gone: dict[int, int] = {}  # a delete that covers it was acknowledged
-        self.may_go = -1  # sent_at of the first delete that may cover it; -1: not looked for yet
+        self.may_go = -1  # sent_at of the first delete that may cover it; -1: not computed yet
 
 
 @dataclass(slots=True, eq=False)
@@ -126,11 +126,11 @@ class Era:
 
 
 @dataclass(slots=True)
-class Ghosts:
-    """Batches that may have been written and have no known place: by the moment they were sent."""
+class UnplacedWrites:
+    """Batches that may have been written and have no known place, by the moment they were sent."""
 
     sent: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)  # running sums of records
+    counts: list[int] = field(default_factory=list)  # cumulative numbers of records
     writes: list[Write] = field(default_factory=list)
 
     def before(self, moment: int) -> int:
@@ -153,7 +153,7 @@ class Ledger:
             if number == len(self.eras):
                 self.eras.append(Era(number, line.instance[segment], range(segment, segment)))
             self.eras[number].segments = range(self.eras[number].segments.start, segment + 1)
-        self.ghosts: list[Ghosts] = []  # by era
+        self.unplaced: list[UnplacedWrites] = []  # by era
         self.copies: dict[bytes, Write] = {}
         self.may_have_holes = False  # a source may have lost what was not copied yet
 
@@ -250,12 +250,12 @@ class Ledger:
                     solid[first] = op.answered_at
 
     def carry_over(self) -> None:
-        """What a crash of a weaker class cannot touch stays known: records that were written under a stronger one."""
+        """Records that a crash cannot lose, because they were written under a stronger class, stay known."""
         line = self.line
         for older, era in zip(self.eras, self.eras[1:], strict=False):
             if older.instance != era.instance:
                 continue
-            start = line.zones[era.segments.start - 1].start
+            start = line.cuts[era.segments.start - 1].start
             if line.rotten < start:
                 continue
             if any(config["durability"] == "ephemeral" for config in line.ever(start, era.instance)):
@@ -274,15 +274,15 @@ class Ledger:
             self._enter(twin)
         elif found != {place.write}:
             what = name_of(place.write.ops[0])
-            self.blame("seq-shared", f"seqs from {place.base} of {what} were given away again after a crash")
+            self.blame("seq-shared", f"seqs from {place.base} of {what} were used again after a crash")
 
     def must_be_wiped(self, era: Era, write: Write) -> bool:
-        """Whether it was in memory only when the restart came with which this era begins."""
+        """Whether it was only in memory at the restart with which this era begins."""
         line, start = self.line, era.segments.start
-        zone = line.zones[start - 1] if start else None
-        if zone is None or zone.kind != "wipe" or not zone.certain or write.last >= start:
+        cut = line.cuts[start - 1] if start else None
+        if cut is None or cut.kind != "wipe" or not cut.certain or write.last >= start:
             return False
-        configs = line.configs(write.sent, zone.start, line.back[era.instance], era.instance)
+        configs = line.configs(write.sent, cut.start, line.back[era.instance], era.instance)
         return all(config["durability"] == "ephemeral" for config in configs)
 
     def class_of(self, write: Write) -> str:
@@ -294,17 +294,17 @@ class Ledger:
         return write.weakest
 
     def solid_since(self, placed: Placed, segment: int) -> int:
-        """When somebody was first told that the record is there, with a promise that holds in this segment."""
+        """When the record was first known to be there, with a promise that holds in this segment."""
         since = placed.solid.get(segment, FOREVER)
         if segment > placed.place.era.segments.start and self.class_of(placed.sent.write) == "fsync":
             since = min([since, *(at for other, at in placed.solid.items() if other < segment)])
         return since
 
-    def count_ghosts(self) -> None:
+    def count_unplaced(self) -> None:
         line = self.line
         in_order = sorted((write for write in self.writes if write.tries), key=lambda write: write.sent)
         for era in self.eras:
-            ghosts = Ghosts()
+            unplaced = UnplacedWrites()
             total = 0
             twice = self.may_write_twice(era.instance)
             for write in in_order:
@@ -316,21 +316,21 @@ class Ledger:
                     times = write.tries - places + (len(era.segments) - 1 if places else 0)
                     for _ in range(times):
                         total += 1
-                        ghosts.sent.append(write.sent)
-                        ghosts.counts.append(total)
-                        ghosts.writes.append(write)
+                        unplaced.sent.append(write.sent)
+                        unplaced.counts.append(total)
+                        unplaced.writes.append(write)
                     continue
                 if not places or (twice and write.key is not None and write.tries > places):
                     total += len(write.records)
-                    ghosts.sent.append(write.sent)
-                    ghosts.counts.append(total)
-                    ghosts.writes.append(write)
-            self.ghosts.append(ghosts)
+                    unplaced.sent.append(write.sent)
+                    unplaced.counts.append(total)
+                    unplaced.writes.append(write)
+            self.unplaced.append(unplaced)
 
     def may_write_twice(self, instance: int) -> bool:
         """Whether a key can have been forgotten, so that a retry is written once more."""
         line = self.line
-        if any(zone.kind != "drop" for zone in line.zones):
+        if any(cut.kind != "drop" for cut in line.cuts):
             return True
         window = min(config["idempotency_window_ms"] for config in line.ever(FOREVER, instance))
         times = [p.ts for era in self.eras for p in era.records.values() if p.ts is not None]
@@ -341,7 +341,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def data_key(sent: Sent) -> bytes:
-    """Records are told apart by the JSON value of their data."""
+    """Records are identified by the JSON value of their data."""
     return b"base64:" + str(sent.data).encode() if sent.encoded else _encode(sent.data)
 
 

@@ -20,7 +20,7 @@ class Lookups:
     # -- newest by tag -------------------------------------------------------------------------------------
 
     def check_last(self, read: Read) -> None:
-        """Every record that it shows is one that matches, and nothing newer was there."""
+        """Every record in it matches, and nothing newer was there."""
         request, records = read.op.request, read.op.answer["records"]
         subject = request.get("subject")
         match = match_of(["tag", "Subject", subject] if subject else request.get("tag"))
@@ -28,11 +28,11 @@ class Lookups:
         each = bool(request.get("each"))
         wrong = []
         if any(not match(record.get("$tag")) for record in records):
-            wrong.append("a tag that was not asked for")
+            wrong.append("a tag that was not requested")
         if any(a >= b for a, b in zip(read.seqs, read.seqs[1:], strict=False)):
             wrong.append("seqs do not ascend")
         if read.seqs and read.seqs[-1] > read.op.answer["head_seq"]:
-            wrong.append("a record past the head")
+            wrong.append("a record after the head")
         if len(records) > 1 and not each:
             wrong.append("more than one record")
         if len({record.get("$tag") for record in records}) < len(records):
@@ -111,8 +111,8 @@ class Lookups:
             )
         if self.line.back[era.instance] != era.instance:
             return
-        ghosts = self.ledger.ghosts[era.number].some_before(op.answered_at)
-        most += sum(record.tag == tag for write in ghosts for record in write.records)
+        unplaced = self.ledger.unplaced[era.number].some_before(op.answered_at)
+        most += sum(record.tag == tag for write in unplaced for record in write.records)
         if count > most:
             self.blame(
                 "tags", f"{count} records with the tag {tag!r}, at most {most} expected: {name_of(op)}"

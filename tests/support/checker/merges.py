@@ -1,7 +1,7 @@
-"""Merges and snapshots: what jobs were told of plans, and what was read of a snapshot that was pinned.
+"""Merges and snapshots: answers about plans, and what was read of a pinned snapshot.
 
-That no reader notices a merge is said by all the other rules. Here it is only that what is published stays so, and that the files
-that a manifest lists show what a page of that moment would show.
+All other rules check that no reader notices a merge. Here: a published plan stays published, and the files of a
+manifest contain what a page of that moment would show.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLAMED_MAX = 3
 
 
 def check_plans(ledger: Ledger, ops: list[Op]) -> None:
-    """A plan that was published is known as that, and its result is always the same."""
+    """A plan that was published stays known as published, always with the same result."""
     line = ledger.line
     done: dict[tuple[int, str], tuple[Op, Any]] = {}  # by instance and plan
     for op in sorted((op for op in ops if op.ok), key=lambda op: op.answered_at or 0):
@@ -44,11 +44,11 @@ def check_plans(ledger: Ledger, ops: list[Op]) -> None:
         elif op.kind == "plan" and op.answer["plan_id"] is not None:
             before = done.get((instance, op.answer["plan_id"]))
             if before is not None and (before[0].answered_at or FOREVER) < op.sent_at:
-                ledger.blame("plan-forgotten", f"a plan that was published is made again: {name_of(op)}")
+                ledger.blame("plan-forgotten", f"a published plan was issued again: {name_of(op)}")
 
 
 def check_scan(ledger: Ledger, missing: Missing, read: Read) -> None:
-    """All that was known to be there before the pin, and is neither deleted nor too old, is in its files."""
+    """Everything known before the pin, and neither deleted nor expired, is in its files."""
     era, answer, line = read.era, read.op.answer, ledger.line
     if era is None or read.segment is None or line.rotten < FOREVER:
         return

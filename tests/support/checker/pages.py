@@ -1,4 +1,4 @@
-"""What readers were shown, and what they were not shown."""
+"""What readers were shown, and what was missing."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.support.checker.shapes import Match, match_of
 from tests.support.checker.timeline import FOREVER
 from tests.support.history import Op
 
-BLAMED_MAX = 3  # missing records of one page that are told one by one
+BLAMED_MAX = 3  # missing records of one page that are reported one by one
 REASONS = ("cap", "ttl", "mixed", "crash", "corrupt", "recreated", "from_seq_too_old", "source_trim")
 ORIGIN = "_topics_router"
 
 
 @dataclass(slots=True)
 class Read:
-    """An answered read; `segment` and `era` are None when a cut passed while it was on its way."""
+    """An answered read; `segment` and `era` are None when a cut happened while it was in flight."""
 
     op: Op
     sent: int
@@ -56,7 +56,7 @@ def make_read(ledger: Ledger, op: Op) -> Read:
 
 
 class Shown:
-    """First pass: gives every record that was shown its place, and holds it against what was sent and shown before."""
+    """First pass: gives every record that was shown its place, and compares it with what was sent and shown before."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -95,10 +95,10 @@ class Shown:
         blame = self.ledger.blame
         sent = self.ledger.find(record)
         if sent is None:
-            blame("invented", f"nobody wrote {record}: {name_of(read.op)}")
+            blame("invented", f"{record} was never written: {name_of(read.op)}")
         elif not sent.write.tries:
             ops = ", ".join(name_of(op) for op in sent.write.ops)
-            blame("refused-visible", f"{record} is there, and its writer was told that it is not: {ops}")
+            blame("refused-visible", f"{record} is there although its write was refused: {ops}")
         elif sent.write.sent > read.answered:
             blame("invented", f"{record} was shown before it was sent: {name_of(read.op)}")
         else:
@@ -159,7 +159,7 @@ class Shown:
 
 
 def _without_origin(record: dict[str, Any]) -> dict[str, Any]:
-    """A copy may say in its meta where it comes from."""
+    """The meta of a copy may contain its origin."""
     if not isinstance(record["meta"], dict) or ORIGIN not in record["meta"]:
         return record
     meta = {name: value for name, value in record["meta"].items() if name != ORIGIN}
@@ -171,7 +171,7 @@ def _without_origin(record: dict[str, Any]) -> dict[str, Any]:
 
 
 class Missing:
-    """Second pass: every seq that a page went past is shown, or there is a reason why it is not."""
+    """Second pass: every seq that a page passed is shown, or there is a reason why it is not."""
 
     def __init__(self, ledger: Ledger, deletes: Deletes) -> None:
         self.ledger, self.deletes = ledger, deletes
@@ -194,7 +194,7 @@ class Missing:
             self._holes(read, read.era, start)
 
     def _form(self, read: Read) -> None:
-        """What must be true of any page."""
+        """Checks of any page."""
         answer, request = read.op.answer, read.op.request
         head, after, start = answer["head_seq"], answer["next_from_seq"], request.get("from_seq") or 0
         tombstone = answer["tombstone"]
@@ -202,13 +202,13 @@ class Missing:
         if any(a >= b for a, b in zip(read.seqs, read.seqs[1:], strict=False)):
             wrong.append("seqs do not ascend")
         if read.seqs and read.seqs[-1] > after:
-            wrong.append("a record past next_from_seq")
+            wrong.append("a record after next_from_seq")
         if after > head:
-            wrong.append("next_from_seq is past the head")
+            wrong.append("next_from_seq is after the head")
         if answer["caught_up"] != (after == head):
-            wrong.append("caught_up is not true of it")
+            wrong.append("caught_up is wrong")
         if answer.get("lag", head - after) != head - after:
-            wrong.append("lag is not what is left")
+            wrong.append("lag is not the rest")
         recreated = tombstone is not None and tombstone["reason"] == "recreated"
         if recreated != (start > head):
             wrong.append("recreated does not fit the cursor")
@@ -216,7 +216,7 @@ class Missing:
         if after < low and not recreated:
             wrong.append("it goes back")
         if read.seqs and read.seqs[0] <= low:
-            wrong.append("a record in front of the cursor or in the gap")
+            wrong.append("a record before the cursor or in the gap")
         limit = request.get("limit") or (1_000_000 if request.get("frames") else 256)
         if len(read.seqs) > (limit if request.get("frames") else min(limit, 1000)):
             wrong.append("more records than the limit")
@@ -238,9 +238,7 @@ class Missing:
                 read.sent, read.answered, self.line.back[read.instances[0]], read.instances[1]
             )
             if all(config["dedupe_node"] for config in configs):
-                self.blame(
-                    "filter", f"seq {record['$seq']} is of a node that was left out: {name_of(read.op)}"
-                )
+                self.blame("filter", f"seq {record['$seq']} is of an excluded node: {name_of(read.op)}")
         placed = read.era.records.get(record["$seq"]) if read.era else None
         if read.match is not None and placed is not None and not read.match(placed.sent.tag):
             self.blame("filter", f"seq {record['$seq']} has the tag {placed.sent.tag!r}: {name_of(read.op)}")
@@ -258,7 +256,7 @@ class Missing:
         reason, first, last = tombstone["reason"], tombstone["gap_from"], tombstone["gap_to"]
         answer, request = read.op.answer, read.op.request
         if reason not in REASONS:
-            self.blame("tombstone", f"no such reason: {self._brief(read)}")
+            self.blame("tombstone", f"unknown reason: {self._brief(read)}")
             return
         if reason == "recreated":
             if (first, last) != (1, answer["head_seq"]):
@@ -269,7 +267,7 @@ class Missing:
             not (first == wanted or (request.get("from_ts") and first >= wanted))
             or not first <= last <= answer["head_seq"]
         ):
-            self.blame("tombstone", f"the gap is not in front of the cursor: {self._brief(read)}")
+            self.blame("tombstone", f"the gap is not at the cursor: {self._brief(read)}")
             return
         if reason in ("cap", "ttl", "mixed"):
             self._retention(read, tombstone)
@@ -283,14 +281,14 @@ class Missing:
         elif reason == "from_seq_too_old":
             self._some_gap(read, tombstone)
         elif self.line.rotten > read.answered:
-            self.blame("tombstone", f"corrupt, and nothing was damaged: {self._brief(read)}")
+            self.blame("tombstone", f"corrupt, but nothing was damaged: {self._brief(read)}")
         assert read.era is not None
         for placed in self._placed_between(read.era, first, last):
             if read.segment is not None and read.answered < placed.absent.get(read.segment, FOREVER):
                 placed.absent[read.segment] = read.answered
 
     def _some_gap(self, read: Read, tombstone: dict[str, Any]) -> None:
-        """A stream does not say why there is a gap when it begins: any reason will do."""
+        """A stream gives no reason for a gap at its beginning: any reason is accepted."""
         if self.line.rotten < read.answered or self.ledger.may_have_holes:
             return
         found: list[Problem] = []
@@ -307,7 +305,7 @@ class Missing:
         self.blame(found[-1].rule, found[-1].text)
 
     def _placed_between(self, era: Era, first: int, last: int) -> Iterator[Placed]:
-        """The records with these seqs; the range may be far wider than what there is."""
+        """The records with these seqs; the range may be much larger than the number of records."""
         at = max(0, bisect_right(era.bases, first) - 1)
         for base in era.bases[at : bisect_right(era.bases, last)]:
             place = era.by_base[base]
@@ -331,7 +329,7 @@ class Missing:
             wrong = "earliest_seq lies in the gap"
         elif (
             reason == "cap" and not any(c["cap_bytes"] for c in caps) and not read.op.request.get("strong")
-        ):  # who sees only what is synced does not see the head
+        ):  # a reader of synced records does not see the head
             kept = min(c["cap_records"] for c in caps if c["discard"] == "old")
             if answer["head_seq"] - last < kept and not self._may_have_fallen(read):
                 wrong = f"a cap of {kept} does not reach so far"
@@ -344,17 +342,15 @@ class Missing:
     def _crash(self, read: Read, first: int, last: int) -> None:
         assert read.era is not None
         crashes = [
-            zone.start
-            for zone in self.line.zones
-            if zone.kind in ("tail", "wipe", "fallback") and zone.start < read.answered
+            cut.start
+            for cut in self.line.cuts
+            if cut.kind in ("tail", "wipe", "fallback") and cut.start < read.answered
         ]
-        merged = [zone for zone in self.line.zones if zone.kind == "drop" and zone.start < read.answered]
+        merged = [cut for cut in self.line.cuts if cut.kind == "drop" and cut.start < read.answered]
         if not crashes and not merged:
-            self.blame(
-                "tombstone", f"crash, and nothing crashed that its class would feel: {self._brief(read)}"
-            )
+            self.blame("tombstone", f"crash, but no crash affects its class: {self._brief(read)}")
             return
-        newest = max([*crashes, *(zone.end for zone in merged)])
+        newest = max([*crashes, *(cut.end for cut in merged)])
         whole = read.era.batch_at(last)
         if whole is not None and last < whole.end:
             self.blame(
@@ -373,7 +369,7 @@ class Missing:
                 self.blame(
                     "lost",
                     f"seq {placed.seq} {placed.sent.data} of {name_of(write.ops[0])} was safe, "
-                    f"and is said to have been lost in a crash: {self._brief(read)}",
+                    f"but is reported as lost in a crash: {self._brief(read)}",
                 )
 
     # -- holes ---------------------------------------------------------------------------------------------
@@ -382,9 +378,7 @@ class Missing:
         blamed = unknown = 0
         expected = start + 1
         from_ts = read.op.request.get("from_ts")
-        if (
-            from_ts
-        ):  # all that lies before a record that is too old is too old as well; nobody may know how old it is
+        if from_ts:  # everything before a record that is too old is too old as well; its age may be unknown
             old = max((p.seq for p in era.records.values() if p.ts is None or p.ts < from_ts), default=0)
             expected = max(expected, old + 1)
         for seq in [*read.seqs, read.op.answer["next_from_seq"] + 1]:
@@ -424,8 +418,8 @@ class Missing:
         if placed.place.known_at < read.sent:
             return "lost", f"{what} was seen @{placed.place.known_at} and is missing"
         if any(seq in read.seqs for seq in range(placed.place.base, placed.place.end + 1)):
-            return "batch", f"{what} is missing, and others of its batch are there"
-        return "hole", f"{what} is missing, and the page went past it"
+            return "batch", f"{what} is missing, but others of its batch are there"
+        return "hole", f"{what} is missing, but the page passed it"
 
     def _drops_nodes(self, read: Read) -> bool:
         line = self.line
@@ -433,33 +427,33 @@ class Missing:
         return any(config["dedupe_node"] for config in configs)
 
     def may_be_gone(self, era: Era, placed: Placed, by: int) -> bool:
-        """Whether something that nobody announces can have removed it by then."""
+        """Whether something without an announcement can have removed it by then."""
         sent = placed.sent
         if sent.ttl_ms or self.deletes.may_cover_since(era, placed) < by:
             return True
         if sent.tag is not None:
             caps = [c["cap_per_tag"] for c in self.line.ever(by, era.instance) if c["cap_per_tag"]]
             if caps:
-                ghosts = self._ghosts(era, by)
+                unplaced = self._unplaced(era, by)
                 newer = era.newer_with_tag(sent.tag, placed.seq)
-                newer += sum(other.tag == sent.tag for write in ghosts for other in write.records)
+                newer += sum(other.tag == sent.tag for write in unplaced for other in write.records)
                 return newer >= min(caps)
         return False
 
-    def _ghosts(self, era: Era, by: int) -> list[Any]:
-        return self.ledger.ghosts[era.number].some_before(by)
+    def _unplaced(self, era: Era, by: int) -> list[Any]:
+        return self.ledger.unplaced[era.number].some_before(by)
 
     def _unknown(self, read: Read, era: Era, seq: int, count: int) -> tuple[str, str] | None:
-        """A seq of which nobody ever heard: some write got it whose outcome is unknown, and then it was removed."""
+        """A seq without a known record: a write of unknown outcome got it, and then it was removed."""
         line = self.line
         if line.back[era.instance] != era.instance or line.rotten < read.answered:
             return None
         start = era.segments.start
-        if start and line.zones[start - 1].kind in ("wipe", "fallback"):
+        if start and line.cuts[start - 1].kind in ("wipe", "fallback"):
             return None
-        ghosts = self.ledger.ghosts[era.number]
-        if count <= ghosts.before(read.answered):
-            writes = ghosts.some_before(read.answered)
+        unplaced = self.ledger.unplaced[era.number]
+        if count <= unplaced.before(read.answered):
+            writes = unplaced.some_before(read.answered)
             records = [record for write in writes for record in write.records]
             if read.match is not None and any(not read.match(record.tag) for record in records):
                 return None
@@ -471,20 +465,20 @@ class Missing:
                 return None
             if self.deletes.may_cover_unknown(era, seq, records, read.answered):
                 return None
-        return "hole", f"seq {seq} is missing, and nothing can have removed it"
+        return "hole", f"seq {seq} is missing, but nothing can have removed it"
 
 
 # -- what came back ------------------------------------------------------------------------------------------
 
 
 class Returned:
-    """Third pass: what a reader was told is gone, or what was deleted, is not shown again."""
+    """Third pass: what a reader knows to be gone, or what was deleted, is not shown again."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.floors: dict[
             int, tuple[list[int], list[int]]
-        ] = {}  # by segment: moments, and floors that hold from there
+        ] = {}  # by segment: moments, and floors valid from then on
 
     def learn(self, reads: list[Read]) -> None:
         """Reads in the order of their answers."""
@@ -516,7 +510,7 @@ class Returned:
             for seq in suspects.keys() & set(read.seqs):
                 since, rule = suspects[seq]
                 if since < read.sent:
-                    self.ledger.blame(rule, f"seq {seq} was gone @{since} and is back: {name_of(read.op)}")
+                    self.ledger.blame(rule, f"seq {seq} was gone @{since}, but came back: {name_of(read.op)}")
         moments, floors = self.floors.get(read.segment, ([], []))
         at = bisect_left(moments, read.sent)
         if at and read.seqs and read.seqs[0] <= floors[at - 1]:

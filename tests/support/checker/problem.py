@@ -1,4 +1,4 @@
-"""What is wrong, in words that help to find it in the history."""
+"""A violation, described so that it can be found in the history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Problem:
 
 
 def name_of(op: Op) -> str:
-    """An op in a few words: who, what, when."""
+    """A request in a few words: client, kind, time."""
     asked = {name: value for name, value in op.request.items() if name != "records"}
     if op.kind == "write":
         asked["records"] = len(op.request["records"])

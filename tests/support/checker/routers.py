@@ -1,10 +1,10 @@
-"""Which routers there are, and what they say of themselves."""
+"""Which routers exist, and what answers say about them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tests.support.checker.existence import Life, check_life
+from tests.support.checker.existence import ExistenceLog, check_life
 from tests.support.checker.problem import Problem, name_of
 from tests.support.checker.rules import Rule, is_pattern
 from tests.support.history import History, Op
@@ -25,7 +25,7 @@ def check_routers(history: History, rules: list[Rule], problems: list[Problem]) 
     lives = {name: _life(name, found, history.ops) for name, found in by_name.items()}
     for op in history.ops:
         if op.kind == "router" and op.ok and op.topic not in lives:
-            problems.append(Problem("existence", op.topic, f"nobody made this router: {name_of(op)}"))
+            problems.append(Problem("existence", op.topic, f"this router was never created: {name_of(op)}"))
         if op.kind in ("put_router", "router") and op.ok:
             _check_form(op, by_name.get(op.topic, []), problems)
         elif op.kind == "drop" and op.ok:
@@ -34,13 +34,13 @@ def check_routers(history: History, rules: list[Rule], problems: list[Problem]) 
         check_life(f"router {name}", life, problems)
 
 
-def _life(name: str, rules: list[Rule], ops: list[Op]) -> Life:
-    life = Life()
+def _life(name: str, rules: list[Rule], ops: list[Op]) -> ExistenceLog:
+    life = ExistenceLog()
     for rule in rules:
-        life.makers += [(wish.sent, wish.settled) for wish in rule.wishes]
+        life.makers += [(put.sent, put.settled) for put in rule.puts]
         life.drops += [(end.sent, end.settled) for end in rule.ends]
-        # What is begun anew after a crash may be refused then, and is undone.
-        life.drops += [(wish.sent, wish.settled) for wish in rule.wishes if not wish.certain]
+        # What is started again after a crash may be refused then, and is undone.
+        life.drops += [(put.sent, put.settled) for put in rule.puts if not put.certain]
     for op in ops:
         if op.answered_at is None:
             continue
@@ -61,7 +61,7 @@ def _life(name: str, rules: list[Rule], ops: list[Op]) -> Life:
 
 
 def _is_listed(name: str, rules: list[Rule], op: Op) -> bool | None:
-    """None: the list does not say so."""
+    """None: the list does not tell."""
     if any(row["router"] == name for row in op.answer["routers"]):
         return True
     asked = op.request
@@ -74,33 +74,31 @@ def _is_listed(name: str, rules: list[Rule], op: Op) -> bool | None:
     return False if wanted else None
 
 
-# -- what they say -------------------------------------------------------------------------------------------
+# -- what answers say ----------------------------------------------------------------------------------------
 
 
 def _check_form(op: Op, rules: list[Rule], problems: list[Problem]) -> None:
-    """A `PUT` answers with what it asked for, a `GET` with what some `PUT` asked for that may be in force."""
+    """A `PUT` answers with its own request, a `GET` with that of some `PUT` that may be in force."""
     assert op.answered_at is not None
     told = {name: op.answer[name] for name in ("source", "dest", *DEFAULTS)}
     if op.kind == "put_router":
-        wishes = [op.request]
+        puts = [op.request]
         if op.answer["created"] != (op.status == 201):
             problems.append(Problem("router", op.topic, f"created does not fit the status: {name_of(op)}"))
     else:
-        wishes = [
-            wish.op.request for rule in rules for wish in rule.wishes_between(op.sent_at, op.answered_at)
-        ]
-    if not any(told == _form(wish) for wish in wishes):
-        problems.append(Problem("router", op.topic, f"{told} was told by {name_of(op)}, of {wishes}"))
+        puts = [put.op.request for rule in rules for put in rule.puts_between(op.sent_at, op.answered_at)]
+    if not any(told == _form(put) for put in puts):
+        problems.append(Problem("router", op.topic, f"{told} was in the answer of {name_of(op)}, of {puts}"))
 
 
-def _form(wish: dict[str, Any]) -> dict[str, Any]:
-    form = {name: wish.get(name, default) for name, default in DEFAULTS.items()}
-    form |= {"source": wish["source"], "dest": wish["dest"], "filter": long_form(wish.get("filter"))}
+def _form(put: dict[str, Any]) -> dict[str, Any]:
+    form = {name: put.get(name, default) for name, default in DEFAULTS.items()}
+    form |= {"source": put["source"], "dest": put["dest"], "filter": long_form(put.get("filter"))}
     return form
 
 
 def long_form(wanted: Any) -> Any:
-    """A filter as answers show it."""
+    """A filter as in answers."""
     if wanted is None or (isinstance(wanted, list) and wanted[0] == "tag"):
         return wanted
     if isinstance(wanted, str):
@@ -108,7 +106,7 @@ def long_form(wanted: Any) -> Any:
     return [["tag", "Subject", one] if isinstance(one, str) else one for one in wanted]
 
 
-# -- who drops a topic hears of them -------------------------------------------------------------------------
+# -- drops of topics -----------------------------------------------------------------------------------------
 
 
 def _check_removed(op: Op, rules: list[Rule], problems: list[Problem]) -> None:
@@ -119,8 +117,8 @@ def _check_removed(op: Op, rules: list[Rule], problems: list[Problem]) -> None:
         for rule in rules
         if op.topic == rule.dest or (op.topic == rule.source and not is_pattern(rule.source))
     ]
-    # Also one that has ended may be named, when the topic's shard has not heard of that.
-    possible = {rule.name for rule in mine if any(wish.sent < op.answered_at for wish in rule.wishes)}
+    # Also one that has ended may be named, if the topic's shard did not know of that yet.
+    possible = {rule.name for rule in mine if any(put.sent < op.answered_at for put in rule.puts)}
     if len(set(named)) < len(named) or not possible.issuperset(named):
         problems.append(
             Problem("router", op.topic, f"{named} went with it, of {sorted(possible)}: {name_of(op)}")
@@ -128,10 +126,10 @@ def _check_removed(op: Op, rules: list[Rule], problems: list[Problem]) -> None:
     for rule in mine if op.answer["deleted"] else ():
         others = [end for end in rule.ends if end.sent != op.sent_at]
         certain = any(
-            wish.certain
-            and wish.settled < op.sent_at
-            and not any(end.sent < (op.answered_at or 0) and end.settled > wish.sent for end in others)
-            for wish in rule.wishes
+            put.certain
+            and put.settled < op.sent_at
+            and not any(end.sent < (op.answered_at or 0) and end.settled > put.sent for end in others)
+            for put in rule.puts
         )
         if certain and rule.name not in named:
             problems.append(Problem("router", op.topic, f"{rule} is not named: {name_of(op)}: {named}"))

@@ -1,8 +1,8 @@
-"""Routers as a history tells of them: from when to when each was there for certain, or may have been, and what it lets through.
+"""Routers in a history: when each certainly existed, when it may have existed, and which records it copies.
 
-A rule is what a router's name, source, dest and what it preserves say. It may be made and ended many times, and its filter and
-its guarantee may change. Everything that ends it is an *end*: a `DELETE` of the router, a drop of its dest, and a drop of its
-source unless that is a pattern.
+A rule is a router's name, source, dest and what it preserves. It may be created and ended many times, and its filter
+and its guarantee may change. Everything that ends it is an *end*: a `DELETE` of the router, a drop of its dest, and a
+drop of its source unless that is a pattern.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def is_pattern(source: str) -> bool:
 
 
 def filter_of(wanted: Any) -> Match | None:
-    """Which tags a router's filter lets through; None: every record."""
+    """Which tags a router's filter matches; None: every record."""
     if wanted is None:
         return None
     if isinstance(wanted, str) or wanted[0] == "tag":
@@ -33,7 +33,7 @@ def filter_of(wanted: Any) -> Match | None:
 
 
 @dataclass(slots=True)
-class Wish:
+class Put:
     """A `PUT` that was, or may have been, executed."""
 
     op: Op
@@ -52,7 +52,7 @@ class End:
     sent: int
     settled: int
     certain: bool
-    copies_until: int  # what comes later is not of this life of the rule
+    copies_until: int  # later requests belong to a later life of the rule
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class Rule:
     dest: str
     preserve_tag: bool
     preserve_node: bool
-    wishes: list[Wish] = field(default_factory=list)
+    puts: list[Put] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -73,47 +73,47 @@ class Rule:
             return subject_matches(self.source.split("."), topic.split("."))
         return topic == self.source
 
-    # -- when it is there ----------------------------------------------------------------------------------
+    # -- when it exists ------------------------------------------------------------------------------------
 
     def there_since(self, until: int) -> int:
-        """The first answered `PUT` from which on it is there for certain up to that moment; FOREVER: there is none."""
-        for wish in self.wishes:
-            if wish.certain and not any(e.sent < until and e.settled > wish.sent for e in self.ends):
-                return wish.settled
+        """The first answered `PUT` since which it certainly exists up to that moment; FOREVER: there is none."""
+        for put in self.puts:
+            if put.certain and not any(e.sent < until and e.settled > put.sent for e in self.ends):
+                return put.settled
         return FOREVER
 
     def may_copy(self, sent: int, last: int) -> tuple[int, int] | None:
         """From when to when a record may be copied that was written between these moments; None: never."""
         found: tuple[int, int] | None = None
-        for wish in self.wishes:
-            if wish.sent > last:
+        for put in self.puts:
+            if put.sent > last:
                 continue
-            ends = [e.copies_until for e in self.ends if e.certain and e.sent > wish.settled]
+            ends = [e.copies_until for e in self.ends if e.certain and e.sent > put.settled]
             end = min(ends, default=FOREVER)
             if end < sent:
                 continue
-            first, until = max(sent, wish.sent), end
+            first, until = max(sent, put.sent), end
             found = (first, until) if found is None else (min(first, found[0]), max(until, found[1]))
         return found
 
-    # -- how it is -----------------------------------------------------------------------------------------
+    # -- its configuration ---------------------------------------------------------------------------------
 
-    def wishes_between(self, start: int, end: int) -> Iterator[Wish]:
+    def puts_between(self, start: int, end: int) -> Iterator[Put]:
         """All that can have been in force between these moments."""
-        for wish in self.wishes:
-            replaced = any(w.certain and w.sent > wish.settled and w.settled < start for w in self.wishes)
-            if wish.sent < end and not replaced:
-                yield wish
+        for put in self.puts:
+            replaced = any(w.certain and w.sent > put.settled and w.settled < start for w in self.puts)
+            if put.sent < end and not replaced:
+                yield put
 
     def may_let_through(self, tag: str | None, start: int) -> bool:
-        return any(wish.lets_through(tag) for wish in self.wishes_between(start, FOREVER))
+        return any(put.lets_through(tag) for put in self.puts_between(start, FOREVER))
 
     def lets_through(self, tag: str | None, start: int, end: int) -> bool:
-        return all(wish.lets_through(tag) for wish in self.wishes_between(start, end))
+        return all(put.lets_through(tag) for put in self.puts_between(start, end))
 
 
 def may_have_made(op: Op) -> bool:
-    """Whether a `PUT` may have made topics, if only for a moment: what is refused by then leaves none behind."""
+    """Whether a `PUT` may have created topics, if only for a moment: one that is refused by then leaves none."""
     return op.kind == "put_router" and op.status not in (400, 403, 404, 409)
 
 
@@ -122,18 +122,18 @@ def rules_of(history: History, lines: dict[str, Timeline]) -> list[Rule]:
     for op in history.ops:
         if op.kind != "put_router" or op.refused:
             continue
-        wish = op.request
+        put = op.request
         way = (
             op.topic,
-            wish["source"],
-            wish["dest"],
-            wish.get("preserve_tag", True),
-            wish.get("preserve_node", True),
+            put["source"],
+            put["dest"],
+            put.get("preserve_tag", True),
+            put.get("preserve_node", True),
         )
         rule = rules.setdefault(way, Rule(*way))
-        exact = wish.get("guarantee") == "exactly_once"
-        rule.wishes.append(
-            Wish(op, op.sent_at, lines[wish["dest"]].settled(op), op.ok, filter_of(wish.get("filter")), exact)
+        exact = put.get("guarantee") == "exactly_once"
+        rule.puts.append(
+            Put(op, op.sent_at, lines[put["dest"]].settled(op), op.ok, filter_of(put.get("filter")), exact)
         )
     for rule in rules.values():
         rule.ends = list(_ends(rule, history.ops, lines))
@@ -150,7 +150,7 @@ def _ends(rule: Rule, ops: Iterable[Op], lines: dict[str, Timeline]) -> Iterator
             continue
         if not op.refused and not (op.ok and not op.answer["deleted"]):
             until = line.settled(op)
-            # A dest that is made again has nothing to do with it: whatever is in there came another way.
+            # A dest that is created again has nothing to do with it: its records came another way.
             yield End(op.sent_at, until, op.ok, op.sent_at if op.topic == rule.dest else until)
 
 
@@ -158,7 +158,7 @@ def _ends(rule: Rule, ops: Iterable[Op], lines: dict[str, Timeline]) -> Iterator
 
 
 def in_order(topics: Iterable[str], rules: list[Rule]) -> tuple[list[str], set[str]]:
-    """Sources before their dests; and those that a circle leads to, of which there is no such order."""
+    """Sources before their dests; and topics in or after a cycle, for which there is no such order."""
     names = list(topics)
     into: dict[str, set[str]] = {
         name: {source for rule in rules if rule.dest == name for source in names if rule.copies(source)}

@@ -13,7 +13,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# `lines` and `frames` say in which form a write was sent and a page was asked for.
+# `lines` and `frames`: the form of a write, and of a requested page.
 REQUESTS: dict[str, frozenset[str]] = {
     "write": _names(
         "records node idempotency_key create config disable_backpressure if_last_seq if_tag_last_seq return_seqs lines"
@@ -46,7 +46,7 @@ REQUESTS: dict[str, frozenset[str]] = {
     "stage": _names("txn part chunk records node"),
     "commit": _names("txn parts wait_ms"),
     "abort": frozenset(["txn"]),
-    # Of jobs: `publish` is the commit of a plan, `scan` what somebody has read of a pinned snapshot.
+    # Of jobs: `publish` is the commit of a plan, `scan` what a job has read of a pinned snapshot.
     "plan": _names("target_bytes min_garbage min_segments max_groups lease_ms lease"),
     "merges": frozenset(),
     "renew": _names("plan_id lease"),
@@ -67,7 +67,7 @@ CONSUMER = (
 ROUTER = "router source dest preserve_node preserve_tag filter allow_cycle guarantee"
 RECORD = _names("data tag node meta ttl_ms data_base64")
 
-# Needed fields, then those that may be left out. `performance` is on every answer of the server.
+# Required fields, then optional ones. `performance` is in every answer of the server.
 ANSWERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     kind: (frozenset(needed.split()), frozenset(["performance", *other.split()]))
     for kind, needed, other in [
@@ -127,7 +127,7 @@ _WITHOUT_TOPIC = _names("list watch routers merges renew publish abandon renew_p
 
 
 class Unknown(ValueError):
-    """The history has something that the checker was not made for; a verdict on it would be worth nothing."""
+    """The history has something that the checker does not know, so its result would be worthless."""
 
 
 def check_shapes(history: History) -> list[Problem]:
@@ -195,14 +195,14 @@ def _page_fault(answer: dict[str, Any]) -> str | None:
         if not TOMBSTONE.issuperset(tombstone):
             raise Unknown(f"field {sorted(set(tombstone) - TOMBSTONE)} of a tombstone")
         if not {"gap_from", "gap_to", "reason"}.issubset(tombstone):
-            return f"half a tombstone: {tombstone}"
+            return f"an incomplete tombstone: {tombstone}"
     return None
 
 
 def _claim_fault(answer: dict[str, Any]) -> str | None:
     for job in answer["claimed"]:
         if not {"$seq", "$ts", "lease_id", "deadline", "deliveries"}.issubset(job):
-            return f"half a job: {job}"
+            return f"an incomplete job: {job}"
         if not JOB.issuperset(job):
             raise Unknown(f"field {sorted(set(job) - JOB)} of a job")
     return None
@@ -257,7 +257,7 @@ Match = Callable[[str | None], bool]
 
 
 def match_of(predicate: Any) -> Match | None:
-    """Which tags a predicate of a read or of a delete means."""
+    """Which tags a predicate of a read or of a delete matches."""
     if predicate is None:
         return None
     if isinstance(predicate, str):

@@ -1,8 +1,9 @@
-"""What watchers saw: every connection of a session goes on exactly where it should, and every event is of use to a client.
+"""What watchers saw: every connection of a session continues exactly where it should, and every event is valid for a
+client.
 
-A client knows where each topic of its session stands: an event's id says so, and the events say how it got there. What this
-module finds between two such places is handed to `pages` as a page that was *pushed*: the records that came, and all seqs
-that were passed in silence, which need a reason like those that any other page leaves out.
+A client knows where each topic of its session is: an event's id says so, and the events say how it got there. What
+lies between two such positions is passed to `pages` as a *pushed* page: the records that came, and all seqs that were
+skipped without a frame, which need a reason as in any other page.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from base64 import urlsafe_b64decode
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.support.checker.letters import targets_of
+from tests.support.checker.dead_letters import targets_of
 from tests.support.checker.problem import Problem
 from tests.support.checker.shapes import SHOWN, subject_matches
 from tests.support.history import Frame, History, Op, Stream
@@ -30,14 +31,14 @@ ID_TOPICS_MAX = 64  # beyond that an id may be opaque
 
 
 @dataclass(slots=True)
-class Rest:
-    """A moment at which every open stream has come to its end, and what there was then."""
+class QuietPoint:
+    """A moment at which every open stream has caught up, and the topics at that moment."""
 
     at: int
     heads: dict[str, int] = field(default_factory=dict)
 
 
-class Watches:
+class WatchSessions:
     """All sessions of a history. `pushed` are the pages that their streams showed, by topic."""
 
     def __init__(self, history: History, problems: list[Problem]) -> None:
@@ -46,7 +47,7 @@ class Watches:
         self.rests = _rests(history)
         self.deaths = [event for event in history.events if event.kind in DEATHS]
         self.dropped = {op.topic for op in history.ops if op.kind == "drop" and not op.refused}
-        # Topics whose head may fall back with their worker: they look like others that were made again.
+        # Topics whose head may go back with their worker: they look like topics that were created again.
         soft = {op.topic for op in history.ops if _durability(op) in ("ephemeral", "memory")}
         self.made_again = self.dropped | (soft if self.deaths else set())
 
@@ -56,7 +57,7 @@ class Watches:
         sessions = {wid: Session(self, op) for wid, op in made.items()}
         for stream in self.history.streams:
             if stream.wid not in sessions:
-                self.blame("session", stream.wid, "a stream of a session that nobody made")
+                self.blame("session", stream.wid, "a stream of an unknown session")
                 continue
             sessions[stream.wid].connect(stream)
         for session in sessions.values():
@@ -72,7 +73,7 @@ class Watches:
         return any(start < (event.until or event.at) and event.at < end for event in self.deaths)
 
     def forgot_between(self, start: int, end: int) -> bool:
-        """Whether a shard may have forgotten how far a group had come. A front that dies takes what it had with it."""
+        """Whether a shard may have forgotten a group's position. A front that dies loses what it had for the group."""
         return any(
             start < (event.until or event.at) and event.at < end
             for event in self.deaths
@@ -80,13 +81,13 @@ class Watches:
         )
 
 
-def _rests(history: History) -> list[Rest]:
-    found: list[Rest] = []
-    targets = targets_of(history)  # what has had its last delivery goes there later as well
+def _rests(history: History) -> list[QuietPoint]:
+    found: list[QuietPoint] = []
+    targets = targets_of(history)  # records after their last delivery go there later as well
     for event in history.events:
         if event.kind == "rest":
             until = min((other.at for other in history.events if other.at > event.at), default=1 << 62)
-            rest = Rest(event.at)
+            rest = QuietPoint(event.at)
             for op in history.ops:
                 known = op.kind == "state" and op.ok and event.at < op.sent_at < until
                 if known and op.topic not in targets:
@@ -96,7 +97,7 @@ def _rests(history: History) -> list[Rest]:
 
 
 def read_id(text: str | None) -> dict[str, int] | None:
-    """An event id says where all topics of the session stand."""
+    """An event id contains the positions of all topics of the session."""
     try:
         cursors = json.loads(urlsafe_b64decode((text or "") + "=" * (-len(text or "") % 4)))
     except (binascii.Error, ValueError):
@@ -115,7 +116,7 @@ def _durability(op: Op) -> str | None:
 class Session:
     """One session, through all of its connections."""
 
-    def __init__(self, watches: Watches, op: Op) -> None:
+    def __init__(self, watches: WatchSessions, op: Op) -> None:
         self.watches, self.op = watches, op
         self.group: str | None = op.request.get("group")
         self.starts: dict[str, int] = {t: row["from_seq"] for t, row in op.answer["topics"].items()}
@@ -124,7 +125,7 @@ class Session:
         self.connections: list[Connection] = []
         for topic in self.starts:
             if not self.wants(topic):
-                self.blame(topic, "nobody asked for this topic")
+                self.blame(topic, "this topic was not requested")
 
     def blame(self, topic: str, text: str) -> None:
         self.watches.blame("stream", topic, f"{text}: {self.op.client}'s {self.op.answer['wid']}")
@@ -146,7 +147,7 @@ class Session:
         connection.check_rests()
 
     def _refused(self, stream: Stream) -> None:
-        """A session is there for five minutes, unless it could not be stored."""
+        """A session exists for five minutes, unless it could not be stored."""
         moment = stream.answered_at or 0
         unstored = any(e.kind in ("error", "full") and e.at < moment for e in self.watches.history.events)
         if stream.status != 404 or not unstored:
@@ -154,15 +155,15 @@ class Session:
 
 
 class Connection:
-    """One connection. `cursors` are the places where topics are known to stand."""
+    """One connection. `cursors` are the known positions of topics."""
 
     def __init__(self, session: Session, stream: Stream, before: Connection | None) -> None:
         self.session, self.stream = session, stream
         self.cursors: dict[str, int] = {}
-        self.least: dict[str, int] = {}  # where topics stand at least, until they are seen
+        self.least: dict[str, int] = {}  # the lowest possible positions, until they are known
         self.is_exact = True  # whether a topic that is not in `cursors` begins at its beginning
-        # Topics in which the session may stand behind the id that it begins with, which only sets back, and how far at most.
-        # So it goes on from where it stands, until it says where that is.
+        # Topics whose position in the session may be before the id that the connection begins with (an id only sets
+        # back), and by how much at most. The stream continues from the session's position, until a frame shows it.
         self.doubtful: dict[str, int] = {}
         self.ended: set[str] = set()
         self.caught_up: set[str] = set()
@@ -178,18 +179,19 @@ class Connection:
     def _begin(self, before: Connection | None) -> None:
         last_id = self.stream.last_event_id
         if self.session.group is not None:
-            return  # where that stands is not for a member to say
+            return  # its position is unknown to a member
         if last_id is not None:
             cursors = read_id(last_id)
-            assert cursors is not None, "a client sends what it was given"
+            assert cursors is not None, "a client sends an id that it received"
             self.cursors = dict(cursors)
             self.least = {topic: 0 for topic in self.session.starts if topic not in cursors}
             self.doubtful = {topic: seq for topic in cursors if (seq := self._set_back(topic)) is not None}
         elif before is None:
             self.cursors = dict(self.session.starts)
         else:
-            # Where the server left off: that may be behind what this client has seen of it, or before it after a death.
-            # A request that was broken off may even be served now, and set it back to where that client wanted to go on.
+            # The server's position: that may be before what this client has seen, or, after a death, before the
+            # session was saved. A request that was aborted may even be served now, and set the session back to its
+            # position.
             self.is_exact = False
             lost = any(connection.stream.status is None for connection in self.session.connections)
             until = self.stream.answered_at or self.stream.sent_at
@@ -199,10 +201,10 @@ class Connection:
                 self.least = {topic: seq for topic, seq in known.items() if topic not in made_again}
 
     def _set_back(self, topic: str) -> int | None:
-        """How far back, at most, the session may have been set behind the last event that its client saw; None: not at all.
+        """How far back, at most, the session may be before the last event that its client saw; None: not at all.
 
-        The id of that event may be of a topic that is no more. And a request that was broken off may have been served after
-        those that were sent later: then the session stands where that one wanted to go on.
+        The id of that event may be of a topic that does not exist any more. And a request that was aborted may have
+        been served after those that were sent later: then the session is at its position.
         """
         if topic in self.session.watches.made_again:
             return 0
@@ -219,7 +221,7 @@ class Connection:
         return min(floors, default=None)
 
     def _cursor(self, topic: str, found: int, frame: Frame) -> int:
-        """Where the topic stood before this event, as far as it is known."""
+        """The position of the topic before this event, as far as it is known."""
         cursor = self.cursors.get(topic)
         if topic in self.doubtful and cursor is not None:
             cursor = self.cursors[topic] = min(cursor, max(found, self.doubtful.pop(topic)))
@@ -228,7 +230,7 @@ class Connection:
         if self.is_exact and topic not in self.least:
             return 0
         if found < self.least.get(topic, 0):
-            self.blame(topic, f"it went back behind {self.least[topic]}, to {found}", frame)
+            self.blame(topic, f"it went back before {self.least[topic]}, to {found}", frame)
         return found
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -241,11 +243,11 @@ class Connection:
             self._error(frame)
             return
         if frame.event not in DATA or set(data) != DATA[frame.event]:
-            self.blame("", f"the contract does not know it: {data}", frame)
+            self.blame("", f"not in the contract: {data}", frame)
             return
         topic = data["topic"]
         if not self.session.wants(topic):
-            self.blame(topic, "nobody asked for this topic", frame)
+            self.blame(topic, "this topic was not requested", frame)
         if topic in self.ended:
             if self.session.finds(topic):  # a new topic of that name is found like any other
                 self.ended.discard(topic)
@@ -255,7 +257,7 @@ class Connection:
                 self.blame(topic, "something came after its end", frame)
         cursors = read_id(frame.id)
         if cursors is None or (topic not in cursors and len(cursors) < ID_TOPICS_MAX):
-            self.blame(topic, f"{frame.id!r} is no id of it: {cursors}", frame)
+            self.blame(topic, f"{frame.id!r} is not a valid id: {cursors}", frame)
             return
         if self.session.group is not None:
             self._group_frame(frame, topic)
@@ -266,7 +268,7 @@ class Connection:
     def _error(self, frame: Frame) -> None:
         code = frame.data.get("code")
         if not {"code", "error", "message"}.issubset(frame.data) or code not in (*LAST_WORDS, 429):
-            self.blame("", f"no such error: {frame.data}", frame)
+            self.blame("", f"unknown error: {frame.data}", frame)
         if code != 429:
             self.last_words = code
 
@@ -274,9 +276,10 @@ class Connection:
         data = frame.data
         cursor = self._cursor(topic, data["from_seq"], frame)
         if data["from_seq"] < cursor:
-            self.blame(topic, f"it goes on from {data['from_seq']}, though it stood at {cursor}", frame)
+            self.blame(topic, f"it goes on from {data['from_seq']}, but its position was {cursor}", frame)
         elif data["from_seq"] > cursor:
-            # That was passed in silence at some earlier moment: what holds for these records need not have held then.
+            # That was skipped without a frame at some earlier moment: conditions for these records may have been
+            # different then.
             self._page(frame, topic, cursor, data["from_seq"], None, [])
             cursor = data["from_seq"]
         self._check_records(frame, topic)
@@ -287,7 +290,7 @@ class Connection:
         data = frame.data
         seqs = [record["$seq"] for record in data["records"]]
         if not seqs or not data["from_seq"] < seqs[0] or seqs[-1] > data["to_seq"]:
-            self.blame(topic, f"{seqs} do not lie behind from_seq, up to to_seq", frame)
+            self.blame(topic, f"{seqs} are not between from_seq and to_seq", frame)
         if any(not SHOWN.issuperset(record) for record in data["records"]):
             self.blame(topic, "a record with other fields", frame)
 
@@ -301,17 +304,17 @@ class Connection:
         else:
             cursor = self._cursor(topic, data["gap_from"] - 1, frame)
             if data["gap_from"] <= cursor:
-                self.blame(topic, f"a gap in front of {cursor}", frame)
+                self.blame(topic, f"a gap before {cursor}", frame)
             elif data["gap_from"] - 1 > cursor:
                 self._page(frame, topic, cursor, data["gap_from"] - 1, data["head_seq"], [])
             self._page(frame, topic, data["gap_from"] - 1, data["gap_to"], data["head_seq"], [], gone)
         self.caught_up.discard(topic)
 
     def _head_went_back(self, frame: Frame, topic: str) -> None:
-        """Seqs up to the cursor were given twice: reading goes on at the first of them, with the records that have them now."""
+        """Seqs up to the cursor were used twice: reading continues at the first of them, with their current records."""
         first = frame.data["gap_from"]
         if topic not in self.session.watches.made_again:
-            self.blame(topic, "its head went back, and nothing crashed that its class would feel", frame)
+            self.blame(topic, "its head went back, but no crash affects its class", frame)
         cursor = self._cursor(topic, first - 1, frame)
         if cursor < first - 1:
             self._page(frame, topic, cursor, first - 1, frame.data["head_seq"], [])
@@ -321,20 +324,20 @@ class Connection:
         head = frame.data["head_seq"]
         cursor = self._cursor(topic, head, frame)
         if head < cursor:
-            self.blame(topic, f"caught up with {head}, though it stood at {cursor}", frame)
+            self.blame(topic, f"caught up with {head}, but its position was {cursor}", frame)
         self._page(frame, topic, cursor, head, head, [])
         if topic in self.caught_up:
-            self.blame(topic, "caught up twice, and nothing came between", frame)
+            self.blame(topic, "caught up twice with nothing in between", frame)
         self.caught_up.add(topic)
 
     def _topic_deleted(self, frame: Frame, topic: str, cursors: dict[str, int]) -> None:
         self._deleted(frame, topic)
-        if cursors.get(topic) == 0:  # a topic of that name that is made later is another one
+        if cursors.get(topic) == 0:  # a topic of that name that is created later is another one
             self.cursors[topic] = 0
 
     def _deleted(self, frame: Frame, topic: str) -> None:
         if frame.data["head_seq"] or frame.data["reason"] != "deleted":
-            self.blame(topic, f"no end of a topic: {frame.data}", frame)
+            self.blame(topic, f"not an end of a topic: {frame.data}", frame)
         self.ended.add(topic)
         gone = Op(
             self.stream.client, "push", topic, {}, self.stream.sent_at, frame.at, 404, {"error": {}}, frame.at
@@ -361,14 +364,14 @@ class Connection:
     # -- groups ----------------------------------------------------------------------------------------------
 
     def _group_frame(self, frame: Frame, topic: str) -> None:
-        """A member gets parts: each is whole, and they come in order."""
+        """A member gets parts: each is complete, and they come in order."""
         data = frame.data
         if frame.event == "record":
             self._check_records(frame, topic)
             cursor = self.cursors.get(topic, 0)
             died = self.session.watches.died_between(self.stream.sent_at, frame.at)
             if data["from_seq"] < cursor and not died and topic not in self.session.watches.made_again:
-                self.blame(topic, f"a member is given what lies before {cursor}", frame)
+                self.blame(topic, f"a member got records before {cursor}", frame)
             self._page(frame, topic, data["from_seq"], data["to_seq"], data["head_seq"], data["records"])
         elif frame.event == "topic-deleted":
             self._deleted(frame, topic)
@@ -415,14 +418,14 @@ class Connection:
             if open_then and self.session.group is None:
                 self._check_rest(rest)
 
-    def _check_rest(self, rest: Rest) -> None:
-        """Everything that was there has come, and the client knows that it is all."""
+    def _check_rest(self, rest: QuietPoint) -> None:
+        """Everything that exists has arrived, and the client knows that it has everything."""
         frame = Frame(rest.at, "rest", None, {})
         for topic, head in rest.heads.items():
             if not self.session.wants(topic) or (topic in self.ended and not self.session.finds(topic)):
                 continue
             if topic not in self.session.starts and not self.session.finds(topic):
-                continue  # it was not there when the session was made
+                continue  # it did not exist when the session was created
             if topic not in self.caught_up:
                 self.blame(topic, f"never caught up with {head}", frame)
             cursor = self.cursors.get(topic)
@@ -434,11 +437,11 @@ class Connection:
                 self.blame(topic, f"it stands at {cursor}, and the head is {head}", frame)
         for topic in self.session.names & self.session.starts.keys():
             if topic not in rest.heads and topic not in self.ended:
-                self.blame(topic, "it is gone, and the stream does not say so", frame)
+                self.blame(topic, "it is gone, but the stream does not say so", frame)
 
 
 @dataclass(slots=True)
-class Dealt:
+class Assignment:
     frame: Frame
     connection: Connection
 
@@ -446,13 +449,13 @@ class Dealt:
 class Group:
     """Members of a group share every topic."""
 
-    def __init__(self, watches: Watches, members: list[Session]) -> None:
+    def __init__(self, watches: WatchSessions, members: list[Session]) -> None:
         self.watches, self.members = watches, members
 
     def check(self) -> None:
-        shown: dict[tuple[str, int], Dealt] = {}
+        shown: dict[tuple[str, int], Assignment] = {}
         frames = [
-            Dealt(frame, connection)
+            Assignment(frame, connection)
             for member in self.members
             for connection in member.connections
             for frame in connection.stream.frames
@@ -464,7 +467,7 @@ class Group:
                 continue
             for record in dealt.frame.data["records"]:
                 first = shown.setdefault((topic, record["$seq"]), dealt)
-                # What waited for its client may have been dealt long ago.
+                # Records that waited for their client may have been assigned long ago.
                 since = min(first.connection.stream.sent_at, dealt.connection.stream.sent_at)
                 if first is not dealt and not self.watches.forgot_between(since, dealt.frame.at):
                     dealt.connection.blame(

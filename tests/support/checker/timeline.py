@@ -1,13 +1,13 @@
-"""A topic's life in segments: where its seqs start anew, and where a crash may have taken or undone something.
+"""A topic's life in segments: where its seqs start again, and where a crash may have lost or undone something.
 
-| cut | when | what it does |
+| cut | when | effect |
 |---|---|---|
 | drop | a topic was, or may have been, deleted | a new instance: nothing of the old one may be seen |
 | wipe | any restart of an `ephemeral` topic | a new era: seqs may be used again, records are gone |
 | fallback | a crash of a `memory` topic; rot that made the server read-only | a new era: any record may be gone |
-| tail | a power cut under a `disk` topic | the same era: seqs stay, the newest records may be gone (announced), deletes undone |
+| tail | a power cut of a `disk` topic | the same era: seqs stay, the newest records may be gone (announced), deletes undone |
 
-`fsync` topics feel drops only. A failed disk call makes the next restart as bad as a power cut.
+`fsync` topics are affected by drops only. After a failed disk call the next restart is as bad as a power cut.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.history import Event, History, Op
 FOREVER = 1 << 62
 RESTARTS = ("kill", "power", "stop")
 ROUTER_CHANGES = ("put_router", "drop_router")
-CLASSES = ("ephemeral", "memory", "disk", "fsync")  # from the weakest
+CLASSES = ("ephemeral", "memory", "disk", "fsync")  # weakest first
 
 CONFIG_DEFAULTS: dict[str, Any] = {
     "type": "log",
@@ -41,7 +41,7 @@ CONFIG_DEFAULTS: dict[str, Any] = {
 
 
 def full_config(given: dict[str, Any] | None) -> dict[str, Any]:
-    """The fields that decide anything, with their defaults."""
+    """The fields that matter here, with their defaults."""
     given = given or {}
     config = {name: given.get(name, default) for name, default in CONFIG_DEFAULTS.items()}
     config["durability"] = given.get("durability") or ("fsync" if given.get("durable") else "disk")
@@ -69,8 +69,8 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Zone:
-    """A cut; everything that was on its way between `start` and `end` may belong to either side."""
+class Cut:
+    """A cut; everything that was in flight between `start` and `end` may belong to either side."""
 
     start: int
     end: int
@@ -83,28 +83,28 @@ class Timeline:
     """Segments are numbered from 0. `era` and `instance` have one entry for each."""
 
     topic: str
-    zones: list[Zone] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
     era: list[int] = field(default_factory=lambda: [0])
     instance: list[int] = field(default_factory=lambda: [0])
     back: list[int] = field(default_factory=lambda: [0])  # by instance: the oldest that it may really be
     settings: list[Setting] = field(default_factory=list)
     latches: list[tuple[int, int]] = field(default_factory=list)  # from a failed disk call to the restart
     restarts: list[Event] = field(default_factory=list)  # of its shard's worker
-    overs: list[Event] = field(default_factory=list)  # no lease outlasted these
+    overs: list[Event] = field(default_factory=list)  # no lease survived these
     calms: list[int] = field(default_factory=list)
-    rotten: int = FOREVER  # the first rot that can touch the topic
-    skipped: int = FOREVER  # the first crash after which seqs of a `disk` topic may be left out
-    may_lose: bool = False  # a crash can have taken records, perhaps while it was being dropped
+    rotten: int = FOREVER  # the first rot that can affect the topic
+    skipped: int = FOREVER  # the first crash after which seqs of a `disk` topic may be skipped
+    may_lose: bool = False  # a crash can have lost records, perhaps while it was being dropped
     _all_configs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     _starts: list[int] = field(default_factory=list)
     _ends: list[int] = field(default_factory=list)
 
-    # -- where an op belongs -------------------------------------------------------------------------------
+    # -- the segments of a request -------------------------------------------------------------------------
 
     def settled(self, op: Op) -> int:
-        """From here on it is certain whether it was executed, and that can be seen.
+        """From here on it is decided, visibly, whether it was executed.
 
-        What was on its way when a disk call failed may be in the log without being visible: a restart shows it.
+        What was in flight when a disk call failed may be in the log without being visible: a restart shows it.
         """
         end = FOREVER if op.settled_at is None else op.settled_at
         if not op.ok:
@@ -112,7 +112,7 @@ class Timeline:
                 if op.sent_at < stop and end > start:
                     end = max(end, stop)
             if op.kind in ROUTER_CHANGES and not op.refused:
-                # Whoever has begun with it goes on, however long that takes, and whoever dies meanwhile.
+                # Once started it continues, however long that takes, and whatever dies.
                 end = min((calm for calm in self.calms if calm > end), default=FOREVER)
         return end
 
@@ -120,17 +120,17 @@ class Timeline:
         """The segments in which something between these moments can have been executed."""
         return bisect_left(self._ends, sent), bisect_left(self._starts, end)
 
-    def cut(self, zones: list[Zone]) -> None:
-        self.zones = zones
-        self._starts = [zone.start for zone in zones]
-        self._ends = [zone.end for zone in zones]
+    def cut(self, cuts: list[Cut]) -> None:
+        self.cuts = cuts
+        self._starts = [cut.start for cut in cuts]
+        self._ends = [cut.end for cut in cuts]
         era = instance = 0
         self.era, self.instance, self.back = [0], [0], [0]
-        for zone in zones:
-            if zone.kind == "drop":
+        for cut in cuts:
+            if cut.kind == "drop":
                 instance += 1
-                self.back.append(instance if zone.certain else self.back[-1])
-            if zone.kind != "tail":
+                self.back.append(instance if cut.certain else self.back[-1])
+            if cut.kind != "tail":
                 era += 1
             self.era.append(era)
             self.instance.append(instance)
@@ -168,7 +168,7 @@ def make_timeline(history: History, topic: str, ops: list[Op]) -> Timeline:
     line.calms = [event.at for event in events if event.kind == "calm"]
     line.overs = [event for event in events if event.kind == "over"]
     line.rotten = min((event.at for event in events if event.kind == "rot"), default=FOREVER)
-    drops = _drop_zones(line, ops)
+    drops = _drop_cuts(line, ops)
     line.cut(drops)
     line.settings = _settings(line, ops)
     cuts = list(drops)
@@ -176,9 +176,7 @@ def make_timeline(history: History, topic: str, ops: list[Op]) -> Timeline:
         kind = _cut_kind(line, event, history) if event.kind in RESTARTS else None
         if kind:
             cuts.append(
-                Zone(
-                    event.at, event.until or event.at, kind, event.kind != "kill" or event.topics is not None
-                )
+                Cut(event.at, event.until or event.at, kind, event.kind != "kill" or event.topics is not None)
             )
     line.may_lose = len(cuts) > len(drops)
     line.cut(_merged(cuts))
@@ -211,7 +209,7 @@ def _cut_kind(line: Timeline, event: Event, history: History) -> str | None:
 
 
 def turned_read_only(history: History, since: int) -> bool:
-    """Rot in the log: the server shows what lies in front of the damage, and takes no writes."""
+    """Rot in the log: the server shows what is before the damage, and refuses writes."""
     return any(
         op.status == 500 and op.sent_at > since and (op.answer["error"].get("detail") or {}).get("read_only")
         for op in history.ops
@@ -221,48 +219,48 @@ def turned_read_only(history: History, since: int) -> bool:
 # -- drops ---------------------------------------------------------------------------------------------------
 
 
-def _drop_zones(line: Timeline, ops: list[Op]) -> list[Zone]:
-    zones = []
+def _drop_cuts(line: Timeline, ops: list[Op]) -> list[Cut]:
+    cuts = []
     for op in ops:
         if op.kind == "drop" and not op.refused and not (op.ok and not op.answer["deleted"]):
-            zones.append(Zone(op.sent_at, line.settled(op), "drop", op.ok))
-    zones = _merged(zones)
-    return [zone for zone in zones if zone.certain or not _outlived(line, zone, zones, ops)]
+            cuts.append(Cut(op.sent_at, line.settled(op), "drop", op.ok))
+    cuts = _merged(cuts)
+    return [cut for cut in cuts if cut.certain or not _outlived(line, cut, cuts, ops)]
 
 
-def _outlived(line: Timeline, zone: Zone, zones: list[Zone], ops: list[Op]) -> bool:
-    """Whether something shows that a drop of unknown outcome was not executed: an older record is still there."""
-    until = min((other.start for other in zones if other.start > zone.end), default=FOREVER)
+def _outlived(line: Timeline, cut: Cut, cuts: list[Cut], ops: list[Op]) -> bool:
+    """Whether something shows that a drop of unknown outcome was not executed: an older record still exists."""
+    until = min((other.start for other in cuts if other.start > cut.end), default=FOREVER)
     old: set[str] = set()
     young: set[str] = set()
     for op in ops:
         if op.kind == "write" and not op.refused:
-            side = old if line.settled(op) < zone.start else young
+            side = old if line.settled(op) < cut.start else young
             side.update(
                 repr(record.get("data", record.get("data_base64"))) for record in op.request["records"]
             )
     old -= young
     for op in ops:
         later = (
-            op.kind in ("diff", "last") and op.ok and op.sent_at > zone.end and (op.answered_at or 0) < until
+            op.kind in ("diff", "last") and op.ok and op.sent_at > cut.end and (op.answered_at or 0) < until
         )
         if later and any(repr(record.get("data")) in old for record in op.answer["records"]):
             return True
     return False
 
 
-def _merged(zones: list[Zone]) -> list[Zone]:
-    """In order, and joined where they overlap: then all of it is one cut of the strongest kind."""
-    found: list[Zone] = []
+def _merged(cuts: list[Cut]) -> list[Cut]:
+    """In order, and merged where they overlap: they are then one cut of the strongest kind."""
+    found: list[Cut] = []
     rank = ("tail", "fallback", "wipe", "drop")
-    for zone in sorted(zones, key=lambda zone: zone.start):
-        if not found or found[-1].end < zone.start:
-            found.append(Zone(zone.start, zone.end, zone.kind, zone.certain))
+    for cut in sorted(cuts, key=lambda cut: cut.start):
+        if not found or found[-1].end < cut.start:
+            found.append(Cut(cut.start, cut.end, cut.kind, cut.certain))
             continue
         last = found[-1]
-        kind = max(last.kind, zone.kind, key=rank.index)
-        certain = any(each.certain for each in (last, zone) if each.kind == kind)
-        last.end, last.kind, last.certain = max(last.end, zone.end), kind, certain
+        kind = max(last.kind, cut.kind, key=rank.index)
+        certain = any(each.certain for each in (last, cut) if each.kind == kind)
+        last.end, last.kind, last.certain = max(last.end, cut.end), kind, certain
     return found
 
 
@@ -280,7 +278,7 @@ def _settings(line: Timeline, ops: list[Op]) -> list[Setting]:
         setting.first, setting.last = line.instance[first], line.instance[last]
         if op.kind == "put":
             setting.config = full_config(op.request)
-        elif op.kind in ("put_router", "begin"):  # the topic may have been there
+        elif op.kind in ("put_router", "begin"):  # the topic may have existed
             if op.request.get("create") is False:
                 continue
             if first == last and there.get(setting.first, FOREVER) < op.sent_at:
@@ -297,7 +295,7 @@ def _settings(line: Timeline, ops: list[Op]) -> list[Setting]:
 
 
 def _first_signs(line: Timeline, ops: list[Op]) -> dict[int, int]:
-    """By instance, when somebody was first told of it."""
+    """By instance, when an answer first showed it."""
     found: dict[int, int] = {}
     for op in ops:
         if op.ok and op.answered_at is not None and op.kind not in ("drop", "list"):
@@ -316,7 +314,7 @@ def _place_settings(line: Timeline) -> None:
 
 
 def may_create(op: Op) -> bool:
-    """Whether a write can have made its topic."""
+    """Whether a write can have created its topic."""
     if op.ok:
         return bool(op.answer["created"])
     create = op.request.get("create")

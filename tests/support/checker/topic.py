@@ -1,4 +1,4 @@
-"""One topic's part of a history, from requests to verdict."""
+"""The check of one topic's part of a history."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.checker.acks import Acks, is_wrong_last_seq
 from tests.support.checker.batches import Batches
-from tests.support.checker.counters import Counters, sights_of
+from tests.support.checker.counters import Counters, observations_of
 from tests.support.checker.deletes import Deletes
 from tests.support.checker.jobs import Jobs
 from tests.support.checker.ledger import Copy, Ledger
@@ -35,7 +35,9 @@ def check_topic(
     supply: Supply | None = None,
     batches: Batches | None = None,
 ) -> Jobs:
-    """`pushed` are the pages that streams showed of it, `supply` is what routers may bring to it, `batches` are its transactions."""
+    """`pushed` are the pages that streams showed of it, `supply` is what routers may copy to it, `batches` are its
+    transactions.
+    """
     if batches is not None:
         ops = [*ops, *batches.told(line)]
     ledger = Ledger(line.topic, line, problems)
@@ -70,7 +72,7 @@ def check_topic(
     if batches is not None:
         batches.settle(ledger)
     ledger.carry_over()
-    ledger.count_ghosts()
+    ledger.count_unplaced()
     acks.check_twice()
     _check_times(ledger)
 
@@ -89,7 +91,9 @@ def check_topic(
             check_scan(ledger, missing, read)
     check_plans(ledger, ops)
 
-    counters = Counters(ledger, missing, [sight for op in ops for sight in sights_of(ledger, op)])
+    counters = Counters(
+        ledger, missing, [observation for op in ops for observation in observations_of(ledger, op)]
+    )
     counters.check()
     counters.check_quiet([page for page in pages if page.op.kind == "diff"], [*changes, *jobs.removals])
     lookups = Lookups(ledger, missing)
@@ -141,7 +145,7 @@ def _check_returned(ledger: Ledger, reads: list[Read], pages: list[Read]) -> Non
 
 
 def _check_config(ledger: Ledger, op: Op) -> None:
-    """The config that is told is one that can be in force."""
+    """The config in an answer is one that can be in force."""
     assert op.answered_at is not None
     line = ledger.line
     first, last = line.span(op.sent_at, op.answered_at)
@@ -153,7 +157,7 @@ def _check_config(ledger: Ledger, op: Op) -> None:
             op.sent_at, op.answered_at, line.back[line.instance[first]], line.instance[last]
         )
     if told not in configs:
-        ledger.blame("config", f"{told} was told by {name_of(op)}, and should be one of {configs}")
+        ledger.blame("config", f"{told} was in the answer of {name_of(op)}, and should be one of {configs}")
     if op.kind == "put" and op.answer["created"] != (op.status == 201):
         ledger.blame("config", f"created does not fit the status: {name_of(op)}")
 
@@ -164,4 +168,4 @@ def _check_refusal(ledger: Ledger, op: Op) -> None:
     if wanted is None:
         wanted = (op.request.get("if_tag_last_seq") or {}).get("seq")
     if detail.get("expected") != wanted or detail.get("actual") == wanted:
-        ledger.blame("condition", f"{detail} is no reason to refuse {name_of(op)}")
+        ledger.blame("condition", f"{detail} is not a reason to refuse {name_of(op)}")

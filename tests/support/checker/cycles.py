@@ -1,7 +1,8 @@
-"""Topics that copies come to in circles, or in two forms: a record is there more than once, and nobody can tell which is which.
+"""Topics that copies reach in cycles, or in two forms: a record is there more than once, and its copies cannot be
+told apart.
 
-So only this is said: somebody wrote it, to this topic or to one that it is copied from, and there are not more of it than a
-circle allows.
+So only this is checked: a client wrote it, to this topic or to one that it is copied from, and there are not more
+copies than a cycle allows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.support.history import History, Op
 HOPS_MAX = 8
 
 
-def check_rings(history: History, topics: set[str], rules: list[Rule], problems: list[Problem]) -> None:
+def check_cycles(history: History, topics: set[str], rules: list[Rule], problems: list[Problem]) -> None:
     for topic in sorted(topics):
         written = _written(history, _upstream(topic, history, rules))
         lossy = sum(event.kind in ("kill", "power", "stop") for event in history.events)
@@ -56,7 +57,7 @@ def _check_page(page: Op, written: dict[bytes, list[Op]], most: int, problems: l
         key = shown_key(record)
         counts[key] += 1
         if not any(op.sent_at < (page.answered_at or 0) for op in written.get(key, [])):
-            problems.append(Problem("invented", page.topic, f"nobody wrote {record}: {name_of(page)}"))
+            problems.append(Problem("invented", page.topic, f"{record} was never written: {name_of(page)}"))
     for key, count in counts.items():
         if key in written and count > most * len(written[key]):
             problems.append(Problem("ring", page.topic, f"{key!r} is there {count} times: {name_of(page)}"))

@@ -1,4 +1,4 @@
-"""One queue or one named consumer: whom its records went to, and what was settled."""
+"""Deliveries of one queue or one named consumer: leases, and what was settled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Desk:
-    """A queue, or one named consumer: all that was handed out there, and settled."""
+class Consumer:
+    """All deliveries and settles of a queue, or of one named consumer."""
 
     jobs: Jobs
     name: str
     ops: list[Op] = field(default_factory=list)
     leases: dict[int, list[Lease]] = field(default_factory=dict)  # by seq
     settles: dict[int, list[Settle]] = field(default_factory=dict)
-    lost_claims: list[Op] = field(default_factory=list)  # that may have taken something, and nobody knows
+    lost_claims: list[Op] = field(default_factory=list)  # claims with unknown results
 
     def blame(self, rule: str, text: str) -> None:
         who = f"{self.name}: " if self.name else ""
@@ -56,7 +56,7 @@ class Desk:
         for event in self.jobs.line.overs:
             Takeover(self, event.at).check()
 
-    # -- what was said ---------------------------------------------------------------------------------------
+    # -- answers ---------------------------------------------------------------------------------------------
 
     def _take_claim(self, op: Op) -> None:
         jobs, line = self.jobs, self.jobs.line
@@ -68,7 +68,7 @@ class Desk:
         answer, life = op.answer, jobs.life_of(op)
         seqs = [job["$seq"] for job in answer["claimed"]]
         if answer["count"] != len(seqs) or seqs != sorted(set(seqs)) or len(seqs) > op.request["max"]:
-            self.blame("claim", f"{seqs} with count {answer['count']} is no answer to {name_of(op)}")
+            self.blame("claim", f"{seqs} with count {answer['count']} is not a valid answer to {name_of(op)}")
         first, last = line.span(op.sent_at, op.answered_at)
         era = jobs.ledger.home_era(first, last)
         short, long = self._lease_ms(op)
@@ -84,7 +84,7 @@ class Desk:
             jobs.clock.add(op, life, until - long, until - short)
 
     def _lease_ms(self, op: Op) -> tuple[int, int]:
-        """The shortest and the longest that its leases can hold."""
+        """The shortest and the longest lease that it can give."""
         wanted = op.request.get("lease_ms")
         if wanted is not None:
             return wanted, wanted
@@ -109,7 +109,7 @@ class Desk:
         skipped = answer["skipped"]
         covers_more = self.name and self._acks_all
         if (done + len(skipped) != count and not covers_more) or not set(skipped) <= set(op.request["seqs"]):
-            self.blame("settle", f"{done} done and {skipped} skipped is no answer to {name_of(op)}")
+            self.blame("settle", f"{done} done and {skipped} skipped is not a valid answer to {name_of(op)}")
         if op.kind == "extend":
             life, wanted = self.jobs.life_of(op), op.request["lease_ms"]
             for until in answer["deadlines"].values():
@@ -120,16 +120,16 @@ class Desk:
         return any(op.kind == "put_consumer" and op.request.get("ack") == "all" for op in self.ops)
 
     def acks_up_to(self, seq: int) -> Iterator[Op]:
-        """Acks that may have covered it, where an ack covers all that lies before."""
+        """Acks that may have covered it, where an ack covers everything before."""
         if self._acks_all:
             for op in self.ops:
                 if op.kind == "ack" and not op.refused and max(op.request["seqs"]) >= seq:
                     yield op
 
-    # -- what ends a lease -----------------------------------------------------------------------------------
+    # -- ends of leases --------------------------------------------------------------------------------------
 
     def _is_kept(self, event: Event) -> bool:
-        """Whether leases outlast this restart: those of a power cut may have been logged and not synced."""
+        """Whether leases survive this restart: those of a power cut may have been logged but not synced."""
         line = self.jobs.line
         if event.kind == "power" or any(end == (event.until or event.at) for _, end in line.latches):
             return False
@@ -143,7 +143,7 @@ class Desk:
         return any(not self._is_kept(event) for event in self.jobs.restarts_between(start, end))
 
     def _ends_of(self, lease: Lease, by_ms: int) -> tuple[int, int] | None:
-        """When the lease ends, as far as it was extended by then: between these two; None when that is not known."""
+        """When the lease ends, with extensions up to then: between these two; None when that is unknown."""
         extends: list[tuple[int, int, Op]] = []
         for settle in self.settles.get(lease.seq, []):
             if settle.op.kind != "extend" or not settle.may_be_of(lease):
@@ -161,7 +161,8 @@ class Desk:
         if not extends:
             return lease.until_ms, lease.until_ms
         newest = max(at for at, _, _ in extends)
-        # Several may fall into one millisecond: then the last one holds, which is known of those that waited for another.
+        # Several may fall into one millisecond: then the last one counts, which is known if one was sent after the
+        # other's answer.
         last = [(to, op) for at, to, op in extends if at == newest]
         ends = [to for to, op in last if not any(told_before(op, other.sent_at) for _, other in last)]
         return min(ends), max(ends)
@@ -174,11 +175,11 @@ class Desk:
         )
 
     def _may_be_during(self, op: Op, lease: Lease) -> bool:
-        """Not over before the lease was asked for."""
+        """Not over before the lease was requested."""
         return self.jobs.line.settled(op) > lease.op.sent_at
 
     def _given_back(self, lease: Lease, by: int) -> bool:
-        """Whether somebody may have ended it before a moment."""
+        """Whether a client may have ended it before a moment."""
         return any(
             settle.op.kind in ("ack", "nack")
             and settle.may_be_of(lease)
@@ -210,7 +211,7 @@ class Desk:
         )
 
     def _check_delays(self, leases: list[Lease]) -> None:
-        """Who is given back for later comes later."""
+        """A job that was nacked with a delay comes later."""
         for lease in leases:
             if lease.life is None:
                 continue
@@ -243,7 +244,7 @@ class Desk:
             if one.era is not two.era or self._forgotten_between(one.op.sent_at, two.op.answered_at):
                 continue
             if one.latest_ms >= two.since_ms:
-                continue  # which was first is not known
+                continue  # their order is unknown
             releases = sum(
                 settle.op.request.get("kind") == "release" and settle.counted is not False
                 for settle in self.settles.get(two.seq, [])
@@ -252,7 +253,7 @@ class Desk:
                 self.blame("deliveries", f"delivery {two.deliveries} of {two}, and {one.deliveries} of {one}")
 
     def _may_precede(self, other: Lease, lease: Lease) -> bool:
-        """Whether it counts among the deliveries before this one."""
+        """Whether it counts as a delivery before this one."""
         if other.op.sent_at > (lease.op.answered_at or FOREVER):
             return False
         if self.name or other.life is None or lease.life is None:
@@ -261,7 +262,7 @@ class Desk:
         return other.life == lease.life or any(config["leases_durable"] for config in configs)
 
     def _check_last(self, leases: list[Lease]) -> None:
-        """Nobody gets what has had its last delivery."""
+        """No job is delivered after its last delivery."""
         line = self.jobs.line
         if self.name:
             most = max(
@@ -292,10 +293,10 @@ class Desk:
                 if first == last and op.answered_at < lease.op.sent_at:
                     self.blame("acked-again", f"{lease}, and {name_of(op)} had acked it")
 
-    # -- what counts -----------------------------------------------------------------------------------------
+    # -- counts of settles -----------------------------------------------------------------------------------
 
     def _check_counted(self, settle: Settle) -> None:
-        """Somebody who can have had a lease."""
+        """Only clients that can have had a lease."""
         op = settle.op
         assert op.answered_at is not None
         lost = (claim for claim in self.lost_claims if claim.request["node"] == op.request["node"])
@@ -309,11 +310,11 @@ class Desk:
         whys = [self._over_before(lease, settle) for lease in mine]
         if not all(whys):
             return
-        reason = "; ".join(filter(None, whys)) or "nobody had handed it out"
+        reason = "; ".join(filter(None, whys)) or "it was never delivered"
         self.blame("no-lease", f"seq {settle.seq} counted for {name_of(op)}: {reason}")
 
     def _over_before(self, lease: Lease, settle: Settle) -> str:
-        """Why the lease was certainly over when this was sent; "" when it was not, or nobody knows."""
+        """Why the lease was certainly over when this was sent; "" when it was not, or that is unknown."""
         sent = settle.op.sent_at
         for other in self.leases[lease.seq]:
             later = other.since_ms > lease.latest_ms and other.life == lease.life is not None
@@ -323,13 +324,13 @@ class Desk:
             op = other_settle.op
             ended = op.kind in ("ack", "nack") and other_settle.counted and other_settle.id == lease.id
             if ended and told_before(op, sent):
-                return f"{name_of(op)} had settled it"
+                return f"{name_of(op)} had settled it before"
         ends = self._ends_of(lease, FOREVER)
         life = self.jobs.life_of(settle.op)
         if ends is not None and life is not None and life == lease.life:
             now_ms = self.jobs.clock.at_least(life, sent)
             if ends[1] < now_ms:
-                return f"it had ended at {ends[1]}, and it was {now_ms} already"
+                return f"it had ended at {ends[1]}, and the time was {now_ms}"
         if self.name or self._ever_kept:
             return ""
         for event in self.jobs.line.restarts:
@@ -344,7 +345,7 @@ class Desk:
         return any(c["leases_durable"] for i in range(len(line.back)) for c in line.ever(FOREVER, i))
 
     def _check_skipped(self, settle: Settle, missing: Missing) -> None:
-        """Not somebody who certainly had a lease."""
+        """Not a client that certainly had a lease."""
         op = settle.op
         life = self.jobs.life_of(op)
         assert op.answered_at is not None

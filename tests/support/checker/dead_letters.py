@@ -1,6 +1,6 @@
-"""Dead letters: what nobody could do is in another topic, once, or still where it was.
+"""Dead letters: a job that is given up is in the dead letter topic, once, or still in its queue.
 
-A target is written by the server alone, so its records are looked up where they came from.
+Only the server writes to a target, so its records are looked up in their sources.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ ADDED = "$dead_letter_"
 
 
 def targets_of(history: History) -> set[str]:
-    """Topics that dead letters go to."""
+    """Dead letter topics."""
     configs: list[dict[str, Any]] = [op.request for op in history.ops if op.kind in ("put", "put_consumer")]
     configs += [op.request.get("config") or {} for op in history.ops if op.kind == "write"]
     return {config["dead_letter"] for config in configs if config.get("dead_letter")}
 
 
-def check_letters(history: History, target: str, sources: list[Jobs], problems: list[Problem]) -> None:
-    """Whole pages of the target are held against those of its sources."""
+def check_dead_letters(history: History, target: str, sources: list[Jobs], problems: list[Problem]) -> None:
+    """Whole pages of the target are compared with those of its sources."""
     pages = [
         op
         for op in history.ops
@@ -46,21 +46,21 @@ class DeadLetters:
     def blame(self, rule: str, text: str) -> None:
         self.problems.append(Problem(rule, self.target, text))
 
-    # -- what came -------------------------------------------------------------------------------------------
+    # -- arrived ---------------------------------------------------------------------------------------------
 
     def check_page(self, page: Op) -> None:
-        """Everything in it was sent by somebody, and is there once."""
+        """Everything in it was written by a client, and is there once."""
         seen: dict[tuple[bytes, str], int] = {}
         for record in page.answer["records"]:
             meta = record.get("meta") or {}
             consumer, home = meta.get(f"{ADDED}consumer", ""), meta.get(f"{ADDED}from")
             if not any(source.ledger.find(record) for source in self.sources.values()):
-                self.blame("letter", f"nobody sent {record}: {name_of(page)}")
+                self.blame("letter", f"{record} was never written: {name_of(page)}")
             if home is None:
-                continue  # bytes have no meta: it is not known where they were
+                continue  # bytes have no meta: their origin is unknown
             known = self.sources[home].ledger.find(record) if home in self.sources else None
             if known is None:
-                self.blame("letter", f"nobody sent it to {home}: {record}")
+                self.blame("letter", f"it was never written to {home}: {record}")
                 continue
             wanted = {name: value for name, value in meta.items() if not name.startswith(ADDED)}
             if (wanted or None, record.get("$tag"), record.get("$node")) != (
@@ -68,15 +68,15 @@ class DeadLetters:
                 known.tag,
                 known.node,
             ):
-                self.blame("letter", f"{record} was another one in {home}")
+                self.blame("letter", f"{record} differs in {home}")
             first = seen.setdefault((shown_key(record), consumer), record["$seq"])
             if first != record["$seq"]:
                 self.blame("letter-twice", f"{record} is at seq {first} as well: {name_of(page)}")
 
-    # -- what went -------------------------------------------------------------------------------------------
+    # -- sent ------------------------------------------------------------------------------------------------
 
     def check_source(self, source: Jobs, pages: list[Op]) -> None:
-        """What is not in a queue any more, and was neither acked nor removed, is here."""
+        """What has left a queue, and was neither acked nor removed, is here."""
         if source.moves is None or self._removes_more(source):
             return
         for read in source.pages:
@@ -127,7 +127,7 @@ class DeadLetters:
         return bool(placed.sent.ttl_ms) or any(delete.op.sent_at < by for delete in others)
 
     def _check_gone(self, source: Jobs, read: Read, era: Era, page: Op) -> None:
-        """What was here when all leases had ended later is not there any more."""
+        """Records that were here when all leases had ended are not in the queue any more."""
         assert page.answered_at is not None
         if not any(page.answered_at < event.at < read.sent for event in source.line.overs):
             return
@@ -141,5 +141,5 @@ class DeadLetters:
             if placed is not None and data_key(placed.sent) in here:
                 self.blame(
                     "letter-twice",
-                    f"seq {seq} of {source.ledger.topic} is a letter, and a job: {name_of(read.op)}",
+                    f"seq {seq} of {source.ledger.topic} is a dead letter and still a job: {name_of(read.op)}",
                 )
