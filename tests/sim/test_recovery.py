@@ -14,6 +14,7 @@ import pytest
 from xxhash import xxh3_64_digest
 
 from tests.support import length
+from tests.support.damaged_shard import Damaged
 from tests.support.engine_harness import (
     DISK,
     EPHEMERAL,
@@ -31,10 +32,20 @@ from tests.support.engine_harness import (
 from tests.support.faults import fault
 from tests.support.sim_disk import SimulatedCrash
 from topics.api.config import TopicConfig
-from topics.api.errors import Corrupt, LogGap, ShardReadOnly, Throttled, TopicsError, UnsupportedFormat
+from topics.api.errors import (
+    Corrupt,
+    LogGap,
+    ShardReadOnly,
+    Throttled,
+    TopicsError,
+    UnknownFrame,
+    UnsupportedFormat,
+)
 from topics.engine.commands import topics as c
 from topics.engine.core.subjects import TagMatch
+from topics.engine.storage import frames
 from topics.engine.storage.wal import ENVELOPE_BYTES, Envelope, scan
+from topics.engine.tools.inspect.files import inspect
 
 
 def filled(count: int, topic: TopicConfig = FSYNC, *, pad: int = 0) -> Harness:
@@ -217,6 +228,30 @@ def test_unknown_log_version_is_refused_by_name() -> None:
     assert caught.value.detail == {"path": path, "version": 9}
     assert path in str(caught.value)
     assert file_bytes(h.disk, path) == bytes(content), "the file must not be changed"
+
+
+@fault(
+    "log file",
+    "a frame of a kind that a newer version added",
+    "refused with its file, place and kind; nothing is changed, and verify and inspect report it",
+)
+def test_unknown_kind_of_frame_is_refused_by_name() -> None:
+    h = filled(3)
+    h.engine.shard.state.add_frame(frames.encode_control(99, 0, 1, None))
+    h.append("t", *numbered(4, 1))
+    h.kill()
+    path = h.wal_files()[0]
+    before = {name: file_bytes(h.disk, name) for name in h.disk.paths()}
+    with pytest.raises(UnknownFrame, match=f"{path} at byte .* of kind 99, .* upgrade topics") as caught:
+        h.open()
+    assert before[path][caught.value.offset + 4] == 99
+    assert {name: file_bytes(h.disk, name) for name in h.disk.paths()} == before
+    found = Damaged(h.disk, {}, h.clock.wall_ms()).verify()
+    assert [(one.kind, one.path, one.offset) for one in found.findings if one.kind != "pending"] == [
+        ("unsupported", path, caught.value.offset)
+    ]
+    (problem,) = inspect(h.disk, path).problems
+    assert (problem.offset, problem.what.partition(",")[0]) == (caught.value.offset, "has a frame of kind 99")
 
 
 # ---- the chain of log files

@@ -17,6 +17,8 @@ TopicsError
 ├── ShardReadOnly         a write or sync failed, or the log is damaged; final until a restart
 ├── Corrupt               bytes on disk differ from what was written
 ├── UnsupportedFormat     a file format version that this program does not support
+│   ├── UnknownFrame      a kind of log frame that this program does not know
+│   └── FeatureAbsent     stored state of a feature that this program runs without
 └── LogGap                log files are missing between snapshot and log
 """
 
@@ -405,9 +407,26 @@ class UnsupportedFormat(TopicsError):
         self.path, self.version = path, version
 
 
-class FeatureAbsent(TopicsError):
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"{problem}, which belong to a feature that this shard is built without")
+class UnknownFrame(UnsupportedFormat):
+    def __init__(self, path: str, offset: int, kind: int) -> None:
+        TopicsError.__init__(
+            self,
+            f"{path} at byte {offset}: a log frame of kind {kind}, which this release cannot read; upgrade topics",
+            path=path,
+            offset=offset,
+            kind=kind,
+        )
+        self.path, self.offset = path, offset
+
+
+class FeatureAbsent(UnsupportedFormat):
+    def __init__(self, path: str, what: str) -> None:
+        TopicsError.__init__(
+            self,
+            f"{path} has {what}, of a feature that this shard runs without; start it with that feature",
+            path=path,
+        )
+        self.path = path
 
 
 class LogGap(TopicsError):

@@ -18,13 +18,8 @@ from topics.engine.shard.forwards import Forwards
 from topics.engine.shard.reads import Reads
 from topics.engine.shard.state import ShardState
 from topics.engine.shard.transactions import Transactions
-from topics.engine.storage import frames
 
-# The features that can be left out, and the frames of the log that only they understand.
-OPTIONAL_FEATURES: dict[str, tuple[int, ...]] = {
-    "transactions": (frames.TXN_OPENED, frames.TXN_DECIDED, frames.TXN_ADVANCED, frames.TXN_ENDED),
-    "merges": (frames.SEGMENT_MERGE,),
-}
+OPTIONAL_FEATURES = ("transactions", "merges")  # those that can be left out
 
 
 class Shard:
@@ -40,7 +35,6 @@ class Shard:
     ) -> None:
         """`absent`: features to leave out. A log or snapshot that needs one of them is refused."""
         self._absent = absent
-        self.absent_kinds = frozenset(kind for feature in absent for kind in OPTIONAL_FEATURES[feature])
         self.state = state = ShardState(config, clock, reader, disk.boot_id())
         self.appends = Appends(state)
         self.reads = Reads(state)
@@ -53,7 +47,7 @@ class Shard:
         self.transactions = Transactions(state, self.appends, disk) if "transactions" not in absent else None
         self.delivery = Delivery(state, self.reads, self.leases, self.claims, self.consumers, self.forwards)
 
-    def require(self, feature: str, what: str) -> None:
-        """Refuse stored state that only an absent feature understands."""
+    def require(self, feature: str, path: str) -> None:
+        """Refuse a snapshot with state that only an absent feature understands."""
         if feature in self._absent:
-            raise FeatureAbsent(what)
+            raise FeatureAbsent(path, feature)

@@ -13,6 +13,7 @@ per record in either direction.
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from dataclasses import dataclass
 
 import msgspec
@@ -288,6 +289,12 @@ class Columns:
 
     def take(self, picked: npt.NDArray[np.intp]) -> Columns:
         return Columns(self.buffer, self.starts[picked], self.headers[picked])
+
+    def first_not_in(self, kinds: Container[int]) -> int | None:
+        """Index of the first frame that is of none of these kinds."""
+        found = np.flatnonzero(np.bincount(self.headers["type"], minlength=1))
+        others = [kind for kind in found.tolist() if kind not in kinds]
+        return int(np.argmax(np.isin(self.headers["type"], others))) if others else None
 
     def payload(self, i: int) -> bytes:
         """The payload of a control frame, which has neither node nor tag."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from topics.api.config import EngineConfig
-from topics.api.errors import Corrupt, ShardReadOnly, TopicsError, UnsupportedFormat
+from topics.api.errors import Corrupt, ShardReadOnly, TopicsError, UnknownFrame, UnsupportedFormat
 from topics.api.limits import MIB
 from topics.engine.commands import topics as cmd
 from topics.engine.core.placement import shard_of
@@ -22,7 +22,7 @@ from topics.engine.core.ports import Clock, Disk, SegmentStore
 from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.runtime.engine import Engine
 from topics.engine.storage import frames
-from topics.engine.storage.control import Advanced, Merged, Opened, Swapped
+from topics.engine.storage.control import KINDS, Advanced, Merged, Opened, Swapped
 from topics.engine.storage.files import (
     HEADER_BYTES,
     TEMP_SUFFIX,
@@ -280,8 +280,10 @@ class _Checker:
         applied = max([found.base_lsn, *(row.applied_lsn for row in (newest[1] if newest else []))])
         try:
             files = read_log(self._disk, self._wal_dir, self._config.shard)
+            for file in files:
+                _check_kinds(file, found.base_lsn)
         except UnsupportedFormat as error:
-            found.add("unsupported", str(error.path), 8, str(error))
+            found.add("unsupported", str(error.path), getattr(error, "offset", 8), str(error))
             return
         clean = newest is not None and newest[0].clean_lsn == found.base_lsn
         if newest is not None and max(found.bad_snapshots, default=0) > newest[0].number:
@@ -569,6 +571,17 @@ class _Checker:
                 mark = msgspec.msgpack.decode(columns.payload(i), type=Advanced)
                 self._advanced[int(columns.headers["topic"][i]), mark.txn] = mark.done
         return swapped, made
+
+
+def _check_kinds(file: LogFile, base_lsn: int) -> None:
+    """Raise UnknownFrame if a start would need a frame that only a later version can read."""
+    if file.scanned is None:
+        return
+    data = file.scanned.data
+    columns, _ = decode(data, [one for one in file.scanned.envelopes if one.lsn > base_lsn])
+    i = columns.first_not_in(KINDS)
+    if i is not None:
+        raise UnknownFrame(file.path, int(columns.starts[i]), int(columns.headers["type"][i]))
 
 
 def owned_ids(head: ShardRow | None, config: EngineConfig) -> OwnedIds:

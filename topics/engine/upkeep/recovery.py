@@ -33,7 +33,7 @@ from topics.engine.storage.frames import Columns
 from topics.engine.storage.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.storage.reserve import Reserve
 from topics.engine.storage.segments import SegmentMeta
-from topics.engine.storage.snapshot import list_snapshots, read_snapshot, remove_unfinished
+from topics.engine.storage.snapshot import list_snapshots, read_snapshot, remove_unfinished, snapshot_path
 from topics.engine.storage.wal import (
     ENVELOPE_BYTES,
     FILE_HEADER_BYTES,
@@ -136,10 +136,11 @@ class Recovery:
         yield 0.1
         scanned = self._scan_files()
         good, boot_id = self._select_envelopes(scanned)
+        decoded = [self._decode(*kept) for kept in good]
         if self._shard.state.read_only is None:
             self._clear_unused()  # before anything is written: the disk may be full
         yield 0.5
-        yield from self._replay(good, boot_id)
+        yield from self._replay(good, decoded, boot_id)
         self._replayer.resume_erases()
         yield from (0.95 for _ in self._clear_orphans())
         if self._shard.state.read_only is None and self._disk.exists(f"{self._meta_dir}/{LATCH_FILE}"):
@@ -225,10 +226,10 @@ class Recovery:
         log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
         log.epochs = row.epochs
         if row.merges is not None:
-            self._shard.require("merges", f"topic {log.name!r} has merges")
+            self._shard.require("merges", snapshot_path(self._meta_dir, self.report.snapshot))
         log.merges = row.merges or NO_MERGES
         if row.transactions is not None:
-            self._shard.require("transactions", f"topic {log.name!r} has transactions")
+            self._shard.require("transactions", snapshot_path(self._meta_dir, self.report.snapshot))
             log.transactions = TopicTransactions.restored(log, row.transactions)
         log.erasing = row.erasing
         if not row.is_trimmed:
@@ -416,8 +417,17 @@ class Recovery:
 
     # -- replay --------------------------------------------------------------------------------------------
 
+    def _decode(self, file: ScannedFile, envelopes: list[Envelope]) -> tuple[Columns, Lsns]:
+        """Decode the entries after the snapshot."""
+        columns, lsns = decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
+        self._replayer.check_kinds(file.path, columns)
+        return columns, lsns
+
     def _replay(
-        self, good: list[tuple[ScannedFile, list[Envelope]]], boot_id: str
+        self,
+        good: list[tuple[ScannedFile, list[Envelope]]],
+        decoded: list[tuple[Columns, Lsns]],
+        boot_id: str,
     ) -> Generator[float, None, None]:
         """Apply synced entries from their files, and the rest from its copy in a new file."""
         shard, wal = self._shard, self._wal
@@ -425,8 +435,8 @@ class Recovery:
             self._rewrite_tail(good)
         tail: list[bytes] = []
         old_last = wal.last_lsn
-        decoded: list[tuple[int, Columns, Lsns]] = []
-        for file, envelopes in good:
+        synced_parts: list[tuple[int, Columns, Lsns]] = []
+        for (file, envelopes), (columns, lsns) in zip(good, decoded, strict=True):
             synced = [
                 e for e in envelopes if e.lsn <= self._known_synced or shard.state.read_only is not None
             ]
@@ -435,15 +445,14 @@ class Recovery:
             self._checkpointer.covered_bytes -= sum(
                 ENVELOPE_BYTES + e.end - e.start for e in synced if e.lsn > self._base_lsn
             )
-            columns, lsns = decode(file.data, [e for e in envelopes if e.lsn > self._base_lsn])
             self._replayer.drop_deleted_topics(columns)
             count = int(np.searchsorted(lsns, synced[-1].lsn, side="right")) if synced else 0
-            decoded.append((file.number, columns.slice(0, count), lsns[:count]))
+            synced_parts.append((file.number, columns.slice(0, count), lsns[:count]))
             tail += [file.data[e.start : e.end] for e in envelopes[len(synced) :]]
         self._record_ephemeral_losses()  # only now is it known which topics the log deletes
-        for done, (number, columns, lsns) in enumerate(decoded):
+        for done, (number, columns, lsns) in enumerate(synced_parts):
             self._replayer.apply(columns, lsns, number, 0)
-            yield 0.5 + 0.4 * done / len(decoded)
+            yield 0.5 + 0.4 * done / len(synced_parts)
         self._set_time()
         if shard.state.read_only is not None:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from topics.api.errors import FeatureAbsent
+from topics.api.errors import FeatureAbsent, UnknownFrame
 from topics.engine.core.topic_ids import ID_STEP
 from topics.engine.shard.state import EraseRequest, ShardState, as_ranges
 from topics.engine.storage import frames
@@ -41,6 +41,17 @@ class Replay:
         self.time: TimeCeiling | None = None  # the latest in the log
         state.appliers[frames.TIME_CEILING] = self._note_time
         state.events.records_missing.append(self._record_missing)
+
+    def check_kinds(self, path: str, columns: Columns) -> None:
+        """Refuse a log with frames that nothing here can apply."""
+        known = self._state.appliers.keys() | set(OWN_KINDS)
+        i = columns.first_not_in(known)
+        if i is None:
+            return
+        kind = int(columns.headers["type"][i])
+        if kind in KINDS:
+            raise FeatureAbsent(path, f"log frames of the kind {KINDS[kind].name}")
+        raise UnknownFrame(path, int(columns.starts[i]), kind)
 
     def drop_deleted_topics(self, columns: Columns) -> None:
         """Drop topics that the log deletes. They are not replayed at all: their files may be gone already."""
@@ -180,10 +191,8 @@ class Replay:
     # -- control -------------------------------------------------------------------------------------------
 
     def _replay_control(self, columns: Columns, i: int, lsn: int) -> None:
-        number, topic_id = int(columns.headers["type"][i]), int(columns.headers["topic"][i])
-        kind, state = KINDS[number], self._state
-        if number not in state.appliers and number not in OWN_KINDS:
-            raise FeatureAbsent(f"the log has frames of kind {number}")
+        kind, topic_id = KINDS[int(columns.headers["type"][i])], int(columns.headers["topic"][i])
+        state = self._state
         if kind.scope is Scope.FILE:
             return
         if kind.scope is Scope.SHARD:

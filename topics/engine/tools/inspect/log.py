@@ -15,7 +15,7 @@ from xxhash import xxh3_64_digest
 
 from topics.engine.core.ports import Disk
 from topics.engine.storage import frames
-from topics.engine.storage.control import kind_name
+from topics.engine.storage.control import KINDS, kind_name
 from topics.engine.storage.wal import (
     ENVELOPE,
     ENVELOPE_BYTES,
@@ -146,6 +146,11 @@ class _Scan:
             )
             return {}
         kinds = columns.headers["type"]
+        unknown = columns.first_not_in(KINDS)
+        if unknown is not None:
+            at = envelope.start + int(columns.starts[unknown])
+            what = f"has a frame of kind {kinds[unknown]}, which this version of topics does not support"
+            self._found.add_problem(self._found.path, at, what)
         self._topics.update(columns.headers["topic"].tolist())
         appends = np.flatnonzero(kinds == frames.APPEND)
         if self._from_seq is not None:
