@@ -1,12 +1,12 @@
-"""deploy/compose.yaml in a real Docker engine: `scripts/drill compose`. What CI does without one: test_image.py, test_compose.py.
+"""deploy/compose.yaml in a real Docker engine: `scripts/drill compose`. CI tests the files without an engine: test_image.py, test_compose.py.
 
-Both images are built, and the project is brought up with its own file; a second file makes segments small and lets the jobs run
-every minute. Records are written until the schedule has merged cold segments, and its report counts what a client counts. Then the
-server's container is killed while records are written: what was acknowledged must be there after a start. At last both
+Both images are built, and the project is started with its own file; a second file makes segments small and runs the jobs
+every minute. Records are written until the schedule has merged cold segments and its report counts what a client counts. Then the
+server's container is killed while records are written: after a start all acknowledged records must be there. Finally both
 containers must stop with exit code 0.
 
-An engine that answers is used. Else, as root on Debian, one is installed and runs in a temporary folder until the end. Where no registry can
-be reached, the base image is a tree of this Debian, which also gets this machine's certificates and pip.conf.
+A running engine is used if there is one. Otherwise, as root on Debian, one is installed and runs in a temporary folder until the end. Without
+a registry, the base image is built from this machine's Debian, with its certificates and pip.conf.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ IMAGES = {"topics": "topics-drill:server", "spark": "topics-drill:spark"}
 TARGETS = {"topics": "server", "spark": "spark"}
 BASE = "topics-drill:base"
 TOPICS = ("orders", "orders.eu", "orders.eu.de")
-COUNT = 1000  # records of each
+COUNT = 1000  # records per topic
 DEAD = 50  # of them, which are deleted again
 PULL_S, BUILD_S, START_S, JOBS_S = 120, 1800, 300, 1200
-# What makes a minute out of a day.
+# Settings by which everything that takes a day happens within a minute.
 SERVER = {
     "TOPICS_SEGMENT_MAX_EVENTS": "100",
     "TOPICS_HOT_RETAIN_SEGMENTS": "1",
@@ -50,7 +50,7 @@ SERVER = {
 
 
 class Failed(Exception):
-    """What is not as it should be."""
+    """A step of the drill failed."""
 
 
 class Drill:
@@ -75,7 +75,7 @@ class Drill:
                 text=True, timeout=timeout, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            raise Failed(f"{shown} was not done after {timeout:.0f} s") from None
+            raise Failed(f"{shown} did not end within {timeout:.0f} s") from None
         if done.returncode:
             raise Failed(f"{shown} ended with {done.returncode}:\n{done.stdout.strip()[-3000:]}")
         return done.stdout
@@ -94,7 +94,7 @@ class Drill:
             if found := holds():
                 return found
             if time.monotonic() > end:
-                raise Failed(f"after {limit_s:.0f} s still not: {what}")
+                raise Failed(f"not within {limit_s:.0f} s: {what}")
             time.sleep(1)
 
 
@@ -109,10 +109,10 @@ def need(drill: Drill, program: str, package: str) -> None:
     if shutil.which(program) is not None:
         return
     if not can_install():
-        raise Failed(f"{program} is missing, and only root on Debian can install it here")
+        raise Failed(f"{program} is missing, and can only be installed by root on Debian")
     drill.say(f"installing {package}")
     install = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", "install", "-y", package]
-    quiet = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # the latter: services are not started
+    quiet = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}  # RUNLEVEL: services are not started
     try:
         drill.run(*install, timeout=BUILD_S, **quiet)
     except Failed:
@@ -123,12 +123,12 @@ def need(drill: Drill, program: str, package: str) -> None:
 @contextmanager
 def engine(drill: Drill) -> Iterator[None]:
     if drill.works("docker", "version"):
-        drill.say("engine: one answers here already, and stays")
+        drill.say("engine: a running one is used")
         yield
         return
     need(drill, "dockerd", "docker.io")
     drill.env["DOCKER_HOST"] = f"unix://{drill.folder}/docker.sock"
-    # It changes nothing about this machine's network: containers meet on a bridge, and builds use the host's network.
+    # Without changes to this machine's network: containers use a bridge, and builds the host's network.
     common = [
         "dockerd", "--data-root", f"{drill.folder}/data", "--exec-root", f"{drill.folder}/exec", "--pidfile", f"{drill.folder}/pid",
         "--host", drill.env["DOCKER_HOST"], "--bridge", "none", "--ip-forward=false", "--iptables=false", "--ip6tables=false",
@@ -136,7 +136,7 @@ def engine(drill: Drill) -> Iterator[None]:
     log = drill.folder / "dockerd.log"
     for storage in ([], ["--storage-driver", "vfs"]):
         with log.open("wb") as out:
-            # A session of its own: Ctrl-C is for the drill, which then removes its containers and stops the engine.
+            # In its own session: Ctrl-C ends the drill, which then removes its containers and stops the engine.
             process = subprocess.Popen(
                 [*common, *storage], stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
             )
@@ -151,7 +151,7 @@ def engine(drill: Drill) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait(60)
-            # What it leaves mounted would keep the folder from being removed.
+            # Remaining mounts would keep the folder from being removed.
             drill.works("umount", f"{drill.folder}/exec/netns/default")
     raise Failed(f"dockerd does not start:\n{log.read_text()[-2000:]}")
 
@@ -169,8 +169,8 @@ def base_image(drill: Drill, given: str) -> str:
     ):
         return str(pinned)
     if not can_install():
-        raise Failed(f"{pinned} cannot be pulled: name an image that is there with --base-image")
-    drill.skip(f"the base image {pinned}: no registry can be reached. A tree of this Debian takes its place")
+        raise Failed(f"{pinned} cannot be pulled: name an existing image with --base-image")
+    drill.skip(f"the base image {pinned}: no registry can be reached. One is built from this Debian instead")
     debian_tree(drill)
     return BASE
 
@@ -227,7 +227,7 @@ class Project:
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
-        # Else as after a plain `docker compose up`, whatever the caller's shell has.
+        # As after a plain `docker compose up`, whatever the caller's environment.
         for name in [name for name in drill.env if name.startswith("TOPICS_")]:
             del drill.env[name]
         drill.env["TOPICS_PORT"] = str(port)
@@ -243,7 +243,7 @@ class Project:
             need(drill, "docker-compose", "docker-compose")
             program = ["docker-compose"]
             if drill.run("docker-compose", "version", "--short").startswith("1."):
-                drill.skip("compose 2: version 1 is here, which gets the file without its line `name:`")
+                drill.skip("compose 2: version 1 is installed, which gets the file without its line `name:`")
                 text = re.sub(r"^name:.*\n", "", own.read_text(), flags=re.M)
                 own = drill.folder / "compose.yaml"
                 own.write_text(text)
@@ -257,7 +257,7 @@ class Project:
         limit = f"--ulimit=nofile={files}:{files}"
         if not drill.works("docker", "run", "--rm", limit, "--entrypoint=true", IMAGES["topics"]):
             here = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            drill.skip(f"the limit of {files} open files: this machine lets the engine give {here}")
+            drill.skip(f"the limit of {files} open files: on this machine the engine may set {here}")
             services["topics"]["ulimits"] = {"nofile": {"soft": here, "hard": here}}
         services["spark"]["volumes"] = [f"{schedule}:/etc/topics/schedule.toml:ro"]
         second.write_text(json.dumps({"services": services}))
@@ -287,7 +287,7 @@ class Project:
         return self.state("topics").get("Health", {}).get("Status") == "healthy"
 
     def in_spark(self, *command: str) -> str:
-        """What a command in the container of the jobs prints; nothing while it fails: a file may not be there yet."""
+        """Output of a command in the container of the jobs; empty if it fails: a file may not be there yet."""
         try:
             return self.drill.run("docker", "exec", self.container("spark"), *command)
         except Failed:
@@ -298,7 +298,7 @@ class Project:
         return json.loads(shown)["jobs"].get(job, {}).get("runs", []) if shown else []
 
     def reported(self) -> dict[str, int]:
-        """Live records of each topic, as the last report has them."""
+        """Live records of each topic according to the last report."""
         shown = self.in_spark("cat", "/reports/report.json")
         if not shown:
             return {}
@@ -342,11 +342,11 @@ def is_reported(drill: Drill, project: Project) -> None:
     read = {topic: len(records) for topic, records in project.records().items()}
     drill.until(f"the report has {read}", lambda: project.reported() == read, JOBS_S)
     if "</html>" not in project.in_spark("cat", "/reports/report.html"):
-        raise Failed("report.html is not a whole page")
+        raise Failed("report.html is incomplete")
 
 
 def kill(drill: Drill, project: Project) -> None:
-    """Records are written until the server is gone. What was acknowledged is compared, with all that was there before."""
+    """Kill the server while records are written; afterwards compare the acknowledged ones, and all earlier ones."""
     before = project.records()
     acked: dict[int, Any] = {}
 
@@ -369,11 +369,11 @@ def kill(drill: Drill, project: Project) -> None:
     after = project.records()
     before[TOPICS[0]] |= acked
     for topic, records in before.items():
-        # The write that was cut off may be there, or not.
+        # The interrupted write may be there or not.
         extra = after[topic].keys() - records.keys()
         if {seq: after[topic].get(seq) for seq in records} != records or len(extra) > 1:
             missing = sorted(records.keys() - after[topic].keys())
-            raise Failed(f"{topic} is not what it was: missing {missing[:10]}, new {sorted(extra)[:10]}")
+            raise Failed(f"{topic} has changed: missing {missing[:10]}, new {sorted(extra)[:10]}")
     drill.say(
         f"compared: {sum(map(len, before.values()))} records, {len(acked)} of them written until the kill"
     )
@@ -402,7 +402,7 @@ def up_to_stop(drill: Drill, base: str) -> None:
         stop(drill, project)
         drill.skip("Prometheus and Grafana (profile monitoring): their images come from a registry")
     except BaseException:
-        drill.say("it failed; the last lines of the containers:")
+        drill.say("failed; the last lines of the containers:")
         drill.works(*project.command, "stop")
         with suppress(Failed):
             print(project("logs", "--no-color", "--tail=40"), flush=True)
@@ -419,11 +419,11 @@ def main() -> int:
         "--base-image",
         metavar="image",
         default="",
-        help="what the images are built on [that of the Dockerfile]",
+        help="base image [that of the Dockerfile]",
     )
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # it cleans up then, too
-    # Not in /tmp, which may be memory: images take gigabytes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that it cleans up
+    # Not in /tmp, which may be in memory: images take gigabytes.
     folder = Path(tempfile.mkdtemp(prefix="topics-drill-", dir="/var/tmp"))
     drill = Drill(folder)
     try:

@@ -1,4 +1,4 @@
-"""The packages that a wheel declares, put into an environment from the one of the tests: nothing is asked of an index."""
+"""Puts the packages that a wheel declares into an environment, from the tests' own environment: no package index is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def metadata(wheel: Path) -> dict[str, list[str]]:
 
 
 def closure(wheel: Path, extras: Collection[str] = ()) -> list[Distribution]:
-    """The packages that the wheel needs, with these extras of its own, and those that they need."""
+    """The packages that the wheel needs with these extras, and all that they need."""
     waiting = [(text, {"", *extras}) for text in metadata(wheel)["Requires-Dist"]]
     found: dict[str, Distribution] = {}
     done: set[tuple[str, str]] = set()

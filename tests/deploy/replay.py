@@ -1,8 +1,8 @@
-"""A Dockerfile without an engine: its steps in a directory that stands for the root of the image.
+"""Runs the steps of a Dockerfile without an engine, in a directory that stands for the root of the image.
 
-Every path of the image that a step may write (`ROOTS`) is put below that directory, also inside the commands. What a step copies
-comes from a clean tree of the declared inputs, so a file that the image would lack is lacking here. All stages share the
-directory, which is why `COPY --from` has nothing to do. Packages come from the environment of the tests, with `--long` from the index in
+Every path of the image that a step may write (`ROOTS`) is placed below that directory, also inside commands. Files are copied
+from a clean tree of the declared inputs, so a file that the image would lack is missing here, too. All stages share the
+directory, so `COPY --from` does nothing. Packages come from the tests' environment, or with `--long` from the index in
 the versions of constraints.txt.
 """
 
@@ -34,7 +34,7 @@ ROOTS = ("/opt/topics", "/src", "/data", "/etc/topics", "/etc/passwd", "/etc/gro
 
 
 def inputs(target: Path) -> Path:
-    """A tree of what .dockerignore lets in, of files that the project has."""
+    """A tree of the project's files that .dockerignore does not exclude."""
     kept = [
         line[1:]
         for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
@@ -89,7 +89,7 @@ class Replay:
             (root / "etc" / name).write_text("")
 
     def here(self, text: str) -> str:
-        """Paths of the image in a text, as paths of this machine."""
+        """Replace paths of the image in a text by paths of this machine."""
         for path in ROOTS:
             text = re.sub(rf"(?<![\w./-]){re.escape(path)}(?![\w-])", f"{self.root}{path}", text)
         return text
@@ -105,7 +105,7 @@ class Replay:
             getattr(self, f"_{word.lower()}")(rest)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What a process in the image sees, and nothing of this one but the network's settings."""
+        """The environment of a process in the image; of this process only the network's settings."""
         passed = {
             k: v
             for k, v in os.environ.items()
@@ -125,7 +125,7 @@ class Replay:
         goal = Path(self.here(target)) if target.startswith("/") else self._workdir_path() / target
         for source in sources:
             found = self.context / source
-            assert found.exists(), f"{source} is not among the inputs that .dockerignore lets in"
+            assert found.exists(), f"{source} is excluded by .dockerignore or does not exist"
             if found.is_dir():
                 shutil.copytree(found, goal, dirs_exist_ok=True)
             else:
@@ -142,7 +142,7 @@ class Replay:
             self._call("sh", "-euc", self.here(rest))
 
     def _install(self, folder: Path, extras: list[str]) -> None:
-        """What the step does, with the packages of this environment: an index takes half a minute to ask."""
+        """Like the step, but with the packages of this environment: an index takes half a minute."""
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         wheels = self.root / "wheels"
         self._call(sys.executable, "-m", "venv", "--without-pip", str(folder))

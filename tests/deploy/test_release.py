@@ -1,8 +1,8 @@
-"""Goal: what a release consists of is whole: the sdist builds the wheel, and the wheel alone, with the packages that it declares and no
-others, is a server and a command; licence, version and list of contents are in it and agree.
+"""Goal: the sdist builds the wheel, and the wheel with its declared packages and no others is a working server and
+command; licence, version and list of contents are included and agree.
 
 Method: built from a clean tree as pip would. The wheel is installed into an empty environment, which gets the files of the
-declared packages, and those that these declare, from here; so a package that is used and not declared is missing there.
+declared packages and their dependencies from this one; so a package that is used but not declared is missing there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGES = ("topics", "workers", "router", "spark_pipeline", "pyspark_topics")
 
 @pytest.fixture
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was made from it."""
+    """A folder with the sdist, and the wheel that was built from it."""
     tree, out = clean_tree(tmp_path_factory.mktemp("tree")), tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(tree))
     return out
@@ -56,7 +56,7 @@ def wheel(built: Path) -> Path:
 
 @pytest.fixture
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of an environment that has the wheel and what it needs."""
+    """The folder of commands of an environment with the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("venv")
     run(sys.executable, "-m", "venv", "--without-pip", str(folder))
     python = folder / "bin" / "python"
@@ -85,15 +85,15 @@ def run(*command: str, env: dict[str, str] | None = None, given: str = "") -> st
 
 
 def outside() -> dict[str, str]:
-    """As in another shell. Spark's tests of this process have put the tree on the path, where pip would find the package."""
+    """A clean environment. Spark's tests have put the tree on this process's path, where pip would find the package."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("TOPICS_", "PYTHON"))}
 
 
-@pytest.mark.timeout(900)  # it builds, and installs what it has built
+@pytest.mark.timeout(900)  # it builds and installs
 def test_a_release_from_its_build_to_its_list_of_contents(
     built: Path, wheel: Path, installed: Path, address: dict[str, str], tmp_path: Path
 ) -> None:
-    """One test, since all parts need the same build: whoever runs them in several processes would build it in each."""
+    """One test, because all parts need the same build, and several processes would each make it."""
     says_its_version_in_one_place(built, wheel)
     has_the_licence_in_both(built, wheel)
     has_every_module_and_no_test(wheel)
@@ -103,7 +103,7 @@ def test_a_release_from_its_build_to_its_list_of_contents(
 
 
 def test_an_editable_install_is_on_the_path(tmp_path: Path) -> None:
-    """Spark finds data sources by a scan of the path. And a folder `topics` beside a script, a clone say, does not hide the package."""
+    """Spark finds data sources by a scan of the path. A folder `topics` beside a script, such as a clone, must not hide the package."""
     tree, python = clean_tree(tmp_path / "tree"), str(tmp_path / "venv" / "bin" / "python")
     run(sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv"))
     build = "import os, sys; from setuptools import build_meta; os.chdir(sys.argv[1]); build_meta.build_editable(sys.argv[2])"
@@ -118,7 +118,7 @@ def test_an_editable_install_is_on_the_path(tmp_path: Path) -> None:
     assert run(python, str(tmp_path / "first.py")) == f"{topics.__version__}\n"
 
 
-# ---- what is in it
+# ---- contents
 
 
 def says_its_version_in_one_place(built: Path, wheel: Path) -> None:
@@ -161,12 +161,12 @@ def has_every_module_and_no_test(wheel: Path) -> None:
     assert tops == {*PACKAGES, f"topics-{topics.__version__}.dist-info"}
 
 
-# ---- what it does
+# ---- behaviour
 
 
 @pytest.fixture
 def address(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of commands that speak to a server of the wheel's."""
+    """The environment for commands that connect to a server of the wheel."""
     folder = tmp_path_factory.mktemp("served")
     clean = outside()
     env = {
@@ -217,7 +217,7 @@ def lacks_what_is_optional(installed: Path) -> None:
 
 
 def has_a_list_of_contents(installed: Path, wheel: Path, tmp_path: Path) -> None:
-    """That scripts/release makes in the same way."""
+    """Built by scripts/release in the same way."""
     out = tmp_path / "topics.cdx.json"
     run(
         str(ROOT / "scripts" / "sbom"),

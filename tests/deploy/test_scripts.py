@@ -1,6 +1,6 @@
-"""Goal: scripts/serve of this checkout is a server, as a new user expects.
+"""Goal: scripts/serve of this checkout starts a server, as for a new user.
 
-Method: the script itself, with its environment as it is: what a first run installs comes from the package index.
+Method: the script itself in its own environment, whose packages come from the package index on the first run.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def is_current(stamp: Path) -> bool:
     return stamp.exists() and all(text in stamp.read_text() for text in wanted)
 
 
-# Another one would be installed anew, under the feet of all other tests.
+# Otherwise the script would update the environment while other tests use it.
 pytestmark = pytest.mark.skipif(
     not any(is_current(VENV / name) for name in (".topics-stamp", ".topics-server-stamp")),
-    reason="there is no up-to-date .venv here; scripts/test makes it",
+    reason="there is no up-to-date .venv; scripts/test creates it",
 )
 
 

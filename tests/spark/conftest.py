@@ -1,4 +1,4 @@
-"""One Spark session for all of these tests: they are sorted to the front, so one process of pytest runs them all."""
+"""One Spark session for all tests of this folder: they are sorted to the front, so that one pytest process runs them all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 HERE = Path(__file__).parent
 QUICK_SITE = HERE.parent / "support" / "spark_site"
 HAS_SPARK = all(importlib.util.find_spec(name) for name in ("pyspark", "pyarrow"))
-# test_java.py can do without, and tells that something is missing.
+# test_java.py needs no Spark, and reports that it is missing.
 collect_ignore = (
     [] if HAS_SPARK else [path.name for path in HERE.glob("test_*.py") if path.name != "test_java.py"]
 )
@@ -32,8 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quick_starts() -> Iterator[None]:
-    """For each JVM that is started here: its second compiler takes as much time as all else, and nothing runs for so long. One
-    thread that collects garbage is enough. And for each Python process that these start: tests/support/spark_site.
+    """Settings for a faster start of each JVM: without its second compiler, which costs more than it saves in short runs, and with one
+    garbage collection thread. And of each Python process that Spark starts: tests/support/spark_site.
     """
     options = os.environ.get("JDK_JAVA_OPTIONS", "")
     path = os.environ.get("PYTHONPATH")
@@ -45,7 +45,7 @@ def quick_starts() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Spark writes down what it did."""
+    """The folder of Spark's event log."""
     return tmp_path_factory.mktemp("spark-events")
 
 
@@ -59,27 +59,27 @@ def spark(event_log: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "spark.eventLog.rolling.enabled": "false",
         "spark.eventLog.compress": "false",
         "spark.sql.shuffle.partitions": "2",
-        # To compile a query takes longer than to interpret it over a hundred rows.
+        # For a hundred rows, compiling a query takes longer than interpreting it.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.python.daemon.module": "tests.support.spark_daemon",
         "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse").as_uri(),
     }
-    # A task that fails is tried once more.
+    # A failed task is retried once.
     found = session("local[2,2]", app="tests", options=options)
     yield found
     found.stop()
 
 
 def events_of(folder: Path) -> list[dict[str, Any]]:
-    """What Spark has written down so far; of a last line that is not whole yet, nothing."""
+    """The events that Spark has logged so far, without an incomplete last line."""
     lines = [line for path in folder.iterdir() for line in path.read_text().split("\n")[:-1]]
     return [json.loads(line) for line in lines]
 
 
-def started_anew(attempt: Callable[[], T]) -> T:
-    """Spark gives a stream's Python ten seconds to start, which a busy machine may not have, and no setting changes that: then the
-    stream is started again, and goes on from its checkpoint.
+def retry_start(attempt: Callable[[], T]) -> T:
+    """Restart a stream whose Python process was not ready within ten seconds: on a busy machine that happens, and Spark has no
+    setting for it. The stream continues from its checkpoint.
     """
     for tries_left in range(15, -1, -1):
         try:
@@ -87,11 +87,11 @@ def started_anew(attempt: Callable[[], T]) -> T:
         except Exception as error:
             if not tries_left or "failed to connect back" not in str(error):
                 raise
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
-def ended(query: Any) -> None:
-    """Run a stream over all there is."""
+def run_to_end(query: Any) -> None:
+    """Run a stream until it has processed everything."""
 
     def run() -> None:
         running = query.trigger(availableNow=True).start()
@@ -100,7 +100,7 @@ def ended(query: Any) -> None:
         finally:
             running.stop()
 
-    started_anew(run)
+    retry_start(run)
 
 
 TOPICS = tuple(f"m{i}" for i in range(1, 20))  # one for each test that changes its topic
@@ -113,7 +113,7 @@ SEGMENT = 10
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server whose topics have 100 records each: 90 in nine cold segments, the newest ten not yet."""
+    """A server whose topics have 100 records each: 90 in nine cold segments, the newest ten are hot."""
     folder = tmp_path_factory.mktemp("server")
     environment = {
         "TOPICS_COLD_DIR": str(folder / "cold"),
@@ -130,11 +130,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
                 assert found.post(f"/v0/topics/{topic}", {"records": records}).status in {200, 201}
         for _ in range(0, WIDE_COUNT, 5):
             assert found.write(WIDE_TOPIC, *["x" * 50_000] * 5).status in {200, 201}
-        assert found.stop() == 0  # the last snapshot has all of it in segments
+        assert found.stop() == 0  # the last snapshot has all records in segments
         found.start()
         until(lambda: all(segments_of(found, topic) >= 9 for topic in (*TOPICS, PAGE_TOPIC)))
         until(lambda: segments_of(found, WIDE_TOPIC) >= 3)
-        # Now it says that they are cold: after a kill they would have to move once more.
+        # Now the snapshot says that they are cold: otherwise they would be relocated again after a kill.
         assert found.stop() == 0
         found.start()
         yield found
@@ -166,7 +166,7 @@ def url_of(server: Server) -> str:
 
 
 def seqs_of(server: Server, topic: str) -> list[int]:
-    """What a client reads."""
+    """The seqs that a client reads."""
     found: list[int] = []
     cursor = 0
     while True:

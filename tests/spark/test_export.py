@@ -1,4 +1,4 @@
-"""Exports to a lake of Parquet files: every live record is in one file, whatever comes between; a rerun does nothing."""
+"""Exports to a lake of Parquet files: every live record is in one file, also after crashes; a rerun changes nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DAY_MS = 86_400_000
 CALLS = 13  # renames and syncs of the export of `tier`
 
 
-class Here:
-    """Tasks are done at once and in this process."""
+class InlineEngine:
+    """An engine that runs tasks at once, in this process."""
 
     name, workers = "here", 1
 
@@ -64,7 +64,7 @@ def tier(tmp_path: Path) -> ColdTier:
 
 def run(tier: ColdTier, out: Path, engine: Any = None, **options: Any) -> exporting.Exported:
     def start() -> AbstractContextManager[Engine]:
-        return nullcontext(engine or Here())
+        return nullcontext(engine or InlineEngine())
 
     job = Job(str(out), **options)
     return export(find_topics(str(tier.root), "orders"), job, start, Progress(io.StringIO(), as_json=True))
@@ -75,7 +75,7 @@ def files(out: Path) -> dict[str, int]:
 
 
 def seqs(out: Path) -> list[int]:
-    """As an engine reads a directory, by files whose names it does not pass over."""
+    """The seqs in the directory, without files that query engines skip by their names."""
     found: list[int] = (
         ds.dataset(out, format="parquet", partitioning="hive").to_table().column("seq").to_pylist()
     )
@@ -117,7 +117,7 @@ def test_a_rerun_does_nothing_and_what_is_new_is_added(tier: ColdTier, tmp_path:
 def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
     tier: ColdTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
-    """Each rename and each sync is once the last thing that a run does."""
+    """A run dies once after each rename and sync."""
     out, calls = tmp_path / "lake", 0
     replace, sync = os.replace, table.sync
 
@@ -138,8 +138,8 @@ def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
         with pytest.raises(KeyboardInterrupt):
             run(tier, out)
     manifest = out / "topic=orders" / "_manifest.json"
-    assert manifest.exists() == (fails_at > CALLS - 2), "all but two come before the manifest"
-    # Merged meanwhile, and grown: other files than those of the first run.
+    assert manifest.exists() == (fails_at > CALLS - 2), "all calls but two come before the manifest"
+    # Merged and grown meanwhile: the files differ from those of the first run.
     tier.add(some_records(5, tier.next_seq))
     tier.publish()
     run(tier, out, part_bytes=3000)
@@ -163,7 +163,7 @@ def test_damage_is_never_passed_over_silently(tier: ColdTier, tmp_path: Path) ->
 def test_files_that_are_merged_or_erased_meanwhile_are_for_later(
     tier: ColdTier, tmp_path: Path, capsys: pytest.CaptureFixture[str], skip: list[str]
 ) -> None:
-    """Also where damage is left out for good: their records are in other files by now, and the next run has to find them."""
+    """Also if damage is to be skipped: the records are in other files by now, and the next run has to find them."""
     out = tmp_path / "lake"
     path = tier.folder / f"{tier.segments[0].name}.data"
     path.rename(tmp_path / "away")
@@ -204,7 +204,7 @@ def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
 def test_what_is_wrong_with_one_topic_is_not_the_others_business(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One is damaged, one was made anew, one is being exported by somebody else: they are told, and the rest is done."""
+    """One is damaged, one was created again, one is being exported by another job: these are reported, and the others exported."""
     cold, out = tmp_path / "cold", tmp_path / "lake"
     names = ("anew", "busy", "damaged", "sound")
     tiers = {name: ColdTier(cold, topic=name, topic_id=0x400 + n) for n, name in enumerate(names)}
@@ -234,25 +234,25 @@ def test_what_is_wrong_with_one_topic_is_not_the_others_business(
     }
     assert "topics-spark export: damaged: " in told.err
     assert "or skip it permanently with --skip-damaged" in told.err
-    # What was only in the way for a moment is no damage.
+    # A temporary obstacle is not damage.
     with table.locked(out / "topic=busy", "busy"):
         assert main([*command, "--cold-dir", str(cold), "--", "busy", "sound"]) == 4
     assert main([*command, "--cold-dir", str(cold), "--", "busy", "sound"]) == 0
 
 
 def test_a_run_that_is_overtaken_takes_nothing_back(tier: ColdTier, tmp_path: Path) -> None:
-    """Another one with a newer manifest is done when this one gets the lock."""
+    """Another run has finished with a newer manifest when this one gets the lock."""
     out, older = tmp_path / "lake", find_topics(str(tier.root), "orders")
 
     def overtaken() -> AbstractContextManager[Engine]:
         tier.add(some_records(20, tier.next_seq))
         tier.publish()
         run(tier, out, part_bytes=2000)
-        return nullcontext(Here())
+        return nullcontext(InlineEngine())
 
     late = export(older, Job(str(out)), overtaken, Progress(io.StringIO(), as_json=True))
     assert (late.files, late.rows) == (0, 0)
-    assert run(tier, out).files == 0, "it goes on from where the newer one has ended"
+    assert run(tier, out).files == 0, "it continues after the newer manifest"
     assert seqs(out) == sorted(tier.live)
 
 
@@ -263,11 +263,11 @@ def test_the_command(
     command = ["export", "orders", "--cold-dir", str(tier.root), "--out", str(out), "--engine", "local"]
     assert main([*command, "--workers", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 77
-    monkeypatch.delattr(arguments, "session")  # it is with Spark, which is not even started
+    monkeypatch.delattr(arguments, "session")  # the engine is Spark, which must not be started
     assert main([*command[:-2]]) == 0
     assert "nothing new in 1 topics" in capsys.readouterr().out
     assert main([*command[:2], "--cold-dir", str(tmp_path), "--out", str(out)]) == 3
-    # Damage that a task finds is told as such, with what to do.
+    # Damage that a task finds is reported with advice.
     path = tier.folder / f"{tier.segments[0].name}.data"
     content = bytearray(path.read_bytes())
     content[2000] ^= 1
@@ -278,7 +278,7 @@ def test_the_command(
 
 
 def test_with_a_server(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is cold is exported; a topic that has nothing there yet is no obstacle."""
+    """Cold records are exported; a topic without any is no error."""
     server.write("fresh", 1)
     command = ["export", "--url", url_of(server), "--engine", "local", "--workers", "1", "--json"]
     command += ["--out", str(tmp_path / "lake"), "--", "m14", "fresh"]

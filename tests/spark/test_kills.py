@@ -1,7 +1,7 @@
-"""Processes that are killed with SIGKILL at the worst moments: whoever goes on or runs it again makes it good, and each record is there once.
+"""Processes of Spark and the server are killed (-9) at the worst moments: after a retry or a restart each record is there once.
 
-Method: a proxy between Spark and the server tells when a certain call comes, and kills before it, in it, or after it. Victims are the driver's Python, a
-Python worker and the server. (JVMs are killed in test_cluster.py, and a merge's driver in test_consolidate.py.)
+Method: a proxy between Spark and the server recognises a certain call, and kills a process before, during or after it: the driver's Python, a
+Python worker or the server. (JVMs are killed in test_cluster.py, and a merge's driver in test_consolidate.py.)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 from spark_pipeline.jobs.engines import Running, SparkEngine
 from spark_pipeline.tasks import merge
-from tests.spark.conftest import ended, record, segments_of, seqs_of, url_of
+from tests.spark.conftest import record, run_to_end, segments_of, seqs_of, url_of
 from tests.spark.test_consolidate import SMALL, job
 from tests.spark.test_sink import numbers, rows, transactions_end
 from tests.support.length import only_long
@@ -47,11 +47,11 @@ def topic(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def copy(spark: Any, source: str, sink: str, topic: str, folder: str) -> None:
-    """A stream in batches of ten, until there is nothing left."""
+    """A stream in batches of ten, until everything is copied."""
     options = {"columns": "data", "dataAs": "json", "maxRecordsPerTrigger": str(BATCH), "minPartitions": "2"}
     stream = spark.readStream.format("topics").options(url=source, topic=f"{topic}.source", **options).load()
     query = stream.writeStream.format("topics").options(url=sink, topic=topic, checkpointLocation=folder)
-    ended(query)
+    run_to_end(query)
 
 
 DRIVER = """
@@ -62,14 +62,14 @@ copy(session("local[2]"), *sys.argv[1:])
 """
 
 
-def killed(*pids: int) -> None:
+def kill(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 class Driver:
-    """A process with a session of Spark's own."""
+    """A process with its own Spark session."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -85,7 +85,7 @@ class Driver:
             out, err = self.process.communicate(timeout=600)
             return self.process.returncode, out.decode(), err.decode()
         finally:
-            # What is left of it: a JVM may take a moment to find out that nobody wants it any more.
+            # A JVM may take a moment to notice that its parent has ended.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -93,13 +93,13 @@ class Driver:
 # ── The sink ──────────────────────────────────────────────────────────────────────────
 
 
-@only_long("starts Spark once more: the next test kills the process that commits, and starts the query again")
-@pytest.mark.timeout(900)  # on whatever machine
+@only_long("starts Spark once more: the next test kills the process that commits, and restarts the query")
+@pytest.mark.timeout(900)  # also on a slow machine
 def test_a_stream_whose_driver_is_killed_at_a_commit(
     spark: Any, server: Server, proxy: WatchingProxy, topic: str, tmp_path: Path
 ) -> None:
-    """The second batch is published, and Spark does not know it."""
-    proxy.at("/commit", "after", lambda _: killed(driver.process.pid), skip=1)
+    """The second batch is published, but Spark does not know."""
+    proxy.at("/commit", "after", lambda _: kill(driver.process.pid), skip=1)
     driver = Driver("-c", DRIVER, url_of(server), proxy.url, topic, str(tmp_path / "checkpoint"))
     code, _, said = driver.end()
     assert proxy.sprung.wait(60), said
@@ -114,20 +114,20 @@ def test_a_stream_whose_driver_is_killed_at_a_commit(
 def test_a_stream_whose_workers_are_killed(
     spark: Any, server: Server, proxy: WatchingProxy, topic: str, tmp_path: Path
 ) -> None:
-    """One that stages is killed and its task is done again; one that commits takes the query with it, which is started again: its
-    batch is published, and Spark does not know it.
+    """A killed worker that stages has its task repeated. A killed worker that commits fails the query, which is restarted: its
+    batch is already published, but Spark does not know.
     """
     source, checkpoint = url_of(server), str(tmp_path / "checkpoint")
 
-    def killed_twice(worker: int) -> None:
-        killed(worker)
-        proxy.at("/commit", "after", killed, skip=1)
+    def kill_worker_and_committer(worker: int) -> None:
+        kill(worker)
+        proxy.at("/commit", "after", kill, skip=1)
 
-    proxy.at("/stage", "after", killed_twice)
+    proxy.at("/stage", "after", kill_worker_and_committer)
     with pytest.raises(Exception, match=r"(?i)worker"):
         copy(spark, source, proxy.url, topic, checkpoint)
     assert proxy.sprung.wait(60)
-    assert numbers(server, topic) == list(range(1, COUNT + 1)), "both batches are whole"
+    assert numbers(server, topic) == list(range(1, COUNT + 1)), "both batches are complete"
     server.post(f"/v0/topics/{topic}.source", {"records": [record(COUNT + 1)]})
     copy(spark, source, proxy.url, topic, checkpoint)
     assert numbers(server, topic) == list(range(1, COUNT + 2))
@@ -138,7 +138,7 @@ def test_a_stream_whose_workers_are_killed(
 def test_a_server_that_is_killed_at_a_commit(
     spark: Any, server: Server, proxy: WatchingProxy, topic: str, count: int, when: Any
 ) -> None:
-    """The larger one is decided first, and appended bit by bit."""
+    """A large batch is decided first, and then appended in parts."""
 
     def die(_: int) -> None:
         server.kill()
@@ -156,7 +156,7 @@ def test_a_server_that_is_killed_at_a_commit(
 
 
 def merge_and_die(marks: str, task: Any) -> Any:
-    """A merge that is killed before its last step, once for each group: all files are there but the one that names them."""
+    """A merge that is killed before its last step, once for each group: only the sidecar is missing."""
     mark = Path(marks) / str(task.group.group)
     if not mark.exists():
         mark.touch()
@@ -164,8 +164,8 @@ def merge_and_die(marks: str, task: Any) -> Any:
     return merge.merge_group(task)
 
 
-class Deadly:
-    """Spark, with tasks that kill their workers."""
+class KillingEngine:
+    """A Spark engine whose tasks kill their workers."""
 
     name, workers = "deadly", 2
 
@@ -183,7 +183,7 @@ class Deadly:
 def test_workers_and_a_server_that_are_killed_in_one_merge(
     spark: Any, server: Server, proxy: WatchingProxy, tmp_path: Path
 ) -> None:
-    """Each group takes its first worker with it; then the server dies while it publishes."""
+    """The first worker of each group is killed; then the server is killed while it publishes."""
     before, count = seqs_of(server, "m18"), segments_of(server, "m18")
 
     def die(_: int) -> None:
@@ -192,7 +192,7 @@ def test_workers_and_a_server_that_are_killed_in_one_merge(
 
     proxy.at("/commit", "during", die)
     through = Server(server.folder, host="127.0.0.1", port=int(proxy.url.rpartition(":")[2]))
-    outcome = job(through, "m18", Deadly(SparkEngine(spark), tmp_path), SMALL).run()
+    outcome = job(through, "m18", KillingEngine(SparkEngine(spark), tmp_path), SMALL).run()
     assert proxy.sprung.is_set()
     assert len(list(tmp_path.iterdir())) >= 2
     assert outcome.state == "committed"

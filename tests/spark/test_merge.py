@@ -1,7 +1,7 @@
 """Merging the segments of a group.
 
-Goal: the output is a sound segment with exactly the live records; whatever is killed or fails, a sidecar names files that are whole, and a rerun goes
-on where the last one ended; damage in an input is told and never copied. Method: real files, the engine's own checks on what comes out, and
+Goal: the output is a valid segment with exactly the live records; whatever is killed or fails, a sidecar only names complete files, and a rerun
+resumes; damage in an input is reported and never copied. Method: real files, the engine's own checks of the output, and
 failing system calls.
 """
 
@@ -52,7 +52,7 @@ def sidecar_of(task: MergeTask) -> Sidecar:
 
 
 def taken_over(tier: ColdTier, task: MergeTask) -> Segment:
-    """As a server would, without any of its doubts: link the files in, and name them in the manifest."""
+    """Link the files in and name them in the manifest, like a server, but without its checks."""
     said = sidecar_of(task)
     name = segment_name(task.group.first_seq, task.group.generation)
     for suffix in ("data", "idx", "dict", "sum"):
@@ -89,7 +89,7 @@ def test_the_output_has_exactly_the_live_records(tier: ColdTier) -> None:
     tier.publish()
     assert records_of(tier) == before
     assert len(tier.segments) == 1
-    # The engine finds nothing to complain of, and neither does a scrub.
+    # The engine's check and a scrub find no problem.
     assert verify(ReadOnlyDisk(), str(tier.folder), meta_of(segment), bytes.fromhex("11" * 8)) == []
     assert scrub_segment(ScrubTask("orders", task.topic_id, str(tier.folder), segment)).damage == []
     summary, _ = read_sum(ReadOnlyDisk(), str(tier.folder), segment.first_seq, segment.generation)
@@ -136,7 +136,7 @@ def test_large_segments_keep_their_blocks(tmp_path: Path) -> None:
     assert records_of(tier) == before
 
 
-# ── Again ─────────────────────────────────────────────────────────────────────────────
+# ── Reruns ────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_rerun_takes_what_is_there(tier: ColdTier) -> None:
@@ -162,7 +162,7 @@ def test_a_sidecar_without_its_files_is_no_result(tier: ColdTier, suffix: str, h
         path.unlink()
     elif how == "short":
         path.write_bytes(path.read_bytes()[:-1])
-    else:  # of the other files only the server compares all bytes
+    else:  # the contents of the other files are compared only by the server
         path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:])
     again = merge_group(task)
     assert not again.resumed
@@ -175,7 +175,7 @@ def test_a_sidecar_without_its_files_is_no_result(tier: ColdTier, suffix: str, h
 def test_a_call_that_fails_leaves_no_sidecar_and_a_rerun_is_whole(
     tier: ColdTier, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
-    """Syncs in order: .data, .idx, .dict, .sum, the folder, the sidecar, the folder. The eighth does not happen."""
+    """Syncs in order: .data, .idx, .dict, .sum, the folder, the sidecar, the folder. There is no eighth."""
     task = task_of(tier)
     calls = 0
     real = os.fsync
@@ -204,7 +204,7 @@ def test_a_call_that_fails_leaves_no_sidecar_and_a_rerun_is_whole(
 
 
 def test_two_at_once_leave_one_result(tier: ColdTier) -> None:
-    """What comes too late has files of its own, and does not touch those that the sidecar names."""
+    """The later one writes its own files, and does not touch those that the sidecar names."""
     task = task_of(tier)
     late = merge._Merge(task)
     first = merge_group(task)
@@ -230,7 +230,7 @@ def test_damage_in_an_input_is_told_and_not_copied(tier: ColdTier, suffix: str) 
     told = json.loads(task.sidecar.read_bytes())
     assert told == {"group": 0, "failed": result.failed, "segment": result.segment}
     assert not list(task.staging_dir.glob("*.data"))
-    # Put back from a backup: the same plan goes through.
+    # Restored from a backup: the same plan succeeds.
     path.write_bytes(whole)
     assert not merge_group(task).failed
 

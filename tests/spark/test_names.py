@@ -1,6 +1,6 @@
-"""Goal: topics are chosen with the patterns that the server has; one of another kind is refused, and says what to write.
+"""Goal: topics are selected with the server's patterns; other kinds of patterns are refused with the right spelling.
 
-Method: names and lists, without a server. That each command and the source use it: test_consolidate.py, test_source_files.py.
+Method: names and lists, without a server. Commands and data source are tested in test_consolidate.py and test_source_files.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAMES = ["a..b", "bills", "orders", "orders.eu", "orders.eu.de", "orders.us"]
         ("orders.>", ["orders.eu", "orders.eu.de", "orders.us"]),
         ("*", ["bills", "orders"]),
         ("*.eu.*", ["orders.eu.de"]),
-        (">", NAMES),  # every topic, also one that no pattern matches
+        (">", NAMES),  # every topic, also one whose name is not tokens
         ("orders.us, orders.*,bills", ["orders.us", "orders.eu", "bills"]),
         ("orders,nobody,bills", "nobody"),
         ("bills.*", "bills.*"),

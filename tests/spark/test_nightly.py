@@ -1,7 +1,7 @@
-"""A night from end to end: a server that is written to and moves segments away, and a schedule that merges, exports and reports; with
-`--long` the schedule has a Spark session of its own (in other runs the tests of each job have one).
+"""All jobs of a night: a server that is written to and relocates segments, and a schedule that merges, exports and reports. With
+`--long` the schedule has its own Spark session (otherwise the tests of each job use one).
 
-What is then in the lake, in the report and in a query is compared with the log, record by record.
+The lake, the report and a query are compared with the log, record by record.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def records(first: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def load(server: Server, topic: str, first: int) -> Iterator[None]:
-    """Writes, as fast as they are answered, and never so many that reading them takes long."""
+    """Writes as fast as they are answered, but not so many that reading them takes long."""
     over = threading.Event()
 
     def write() -> None:
@@ -60,7 +60,7 @@ def load(server: Server, topic: str, first: int) -> Iterator[None]:
         writer.join()
 
 
-@pytest.mark.timeout(900)  # Spark may be started once more, on whatever machine
+@pytest.mark.timeout(900)  # Spark may be started once more, also on a slow machine
 def test_a_night(spark: Any, tmp_path: Path) -> None:
     folder, lake, out = tmp_path / "server", tmp_path / "lake", tmp_path / "out"
     folder.mkdir()
@@ -71,7 +71,7 @@ def test_a_night(spark: Any, tmp_path: Path) -> None:
             assert server.post("/v0/topics/log", {"records": records(first)}).status in {200, 201}
         dead = list(range(7, COUNT, 7))
         assert server.post("/v0/topics/log/delete", {"seqs": dead}).json["deleted"] == len(dead)
-        # With a start all of it moves, but for what is to stay hot; else that takes a minute.
+        # A start relocates everything but the newest; otherwise that takes a minute.
         assert server.stop() == 0
         server.start()
         until(lambda: segments_of(server, "log") >= 6)

@@ -1,4 +1,4 @@
-"""Jobs on the data of a server that does not run: with `--offline` they bring one of their own, which keeps others out meanwhile."""
+"""Jobs on the data of a stopped server: with `--offline` they start their own server, which locks the directory meanwhile."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_merge_without_a_server(
 ) -> None:
     monkeypatch.setenv(
         "TOPICS_WAL_SHARDS", "3"
-    )  # of some other server: this directory has two, and keeps them
+    )  # the settings of another server: this directory has two shards, and keeps them
     cold, data = str(tmp_path / "cold"), str(stopped.data_dir)
     count = segments_of(stopped, "t")
     here = ["--offline", data, "--cold-dir", cold, "--json"]
@@ -58,7 +58,7 @@ def test_a_merge_without_a_server(
     stopped.start()
     assert seqs_of(stopped, "t") == list(range(1, 41))
     assert sorted(stopped.children()) == ["front 0", "shard 0", "shard 1"]
-    # Now there is one.
+    # Now a server is running.
     assert main(["compact", "t", *here]) == 4
     assert "give its --url instead of --offline" in capsys.readouterr().err
     assert main(["compact", "t", "--offline", str(tmp_path), "--cold-dir", cold]) == 3

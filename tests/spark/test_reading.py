@@ -1,7 +1,7 @@
 """Segments of the cold tier as Arrow batches.
 
-Goal: every kind of record comes out as it was written, dead ones do not, and damage is told or left out as asked. Method: segments by the engine's own
-writer, read back whole and in parts, with bytes changed where a test says so.
+Goal: every kind of record is read as it was written, dead ones are not, and damage is reported or skipped as requested. Method: segments of the engine's own
+writer, read in whole and in parts, with changed bytes where a test says so.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_files_that_are_gone_are_told(tier: ColdTier) -> None:
     (tier.folder / f"{tier.segments[2].name}.data").unlink()
     with pytest.raises(FilesGone, match="Run the query again"):
         rows_of(tier)
-    # Nor is it damage that may be passed over: the records are most likely in another segment by now.
+    # And it is not damage that may be skipped: the records are most likely in another segment by now.
     [topic] = find_topics(str(tier.root), "orders")
     with pytest.raises(FilesGone):
         [list(read_slice(part, Wanted(), [])) for part in slices_of(topic, Range())]
@@ -166,7 +166,7 @@ def damage_at(path: Path, offset: int) -> None:
 
 @pytest.fixture
 def large(tmp_path: Path) -> ColdTier:
-    """One segment of three blocks and a bit."""
+    """One segment of three blocks and a part of a fourth."""
     found = ColdTier(tmp_path / "cold")
     found.add([Record(b'"%b"' % (b"%06d" % i * 200), tag=f"t{i % 3}") for i in range(2600)])
     found.publish()

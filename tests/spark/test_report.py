@@ -1,6 +1,6 @@
-"""Reports: figures that agree with what a client counts, and files that people and machines can read.
+"""Reports: figures that agree with what a client counts, and files for people and machines.
 
-Method: a real server with records in the cold tier and newer ones, some deleted, counted by reading all of it; and a browser that looks at the page.
+Method: a real server with records in the cold tier and newer ones, some deleted, counted by reading all of them; and a browser that opens the page.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def engine() -> Any:
 
 @pytest.fixture(scope="module")
 def changed(server: Server) -> Server:
-    """m12 gets deletes in both tiers, a consumer, and records of more kinds; a queue with a dead letter is there, too."""
-    # Across the border of two segments, of two tiers, of all of a segment; and the first and the last of all.
+    """m12 gets deletes in both tiers, a consumer, and more kinds of records; there is a queue with a dead letter, too."""
+    # Deletes across two segments, across the tiers, of a whole segment, and of the first and the last record.
     dead = [1, 3, 4, 5, *range(10, 13), *range(38, 52), 90, 91, 95, 100]
     assert server.post("/v0/topics/m12/delete", {"seqs": dead}).json["deleted"] == len(dead) == 25
     records = [
@@ -86,7 +86,7 @@ def check(server: Server, found: TopicReport) -> None:
     assert {hour: count for hour, (count, _) in total.hours.items()} == hours
     assert sum(total.sizes.values()) == len(records)
     assert found.total.live + found.total.dead + found.gone == total.rows
-    # A client sees gaps by the seqs, from the earliest that there is to the newest.
+    # A client sees gaps in the seqs, from the earliest to the newest.
     edges = [state["earliest_seq"] - 1, *(one["$seq"] for one in records), state["head_seq"] + 1]
     assert found.gaps == sum(later - earlier > 1 for earlier, later in pairwise(edges))
     assert total.out_of_order == sum(two["$ts"] < one["$ts"] for one, two in pairwise(records))
@@ -98,7 +98,7 @@ def test_figures_are_what_a_client_counts(changed: Server, engine: LocalEngine) 
     check(changed, main_topic)
     check(changed, jobs)
     assert (main_topic.statistics.cold.live, main_topic.statistics.hot.live) == (68, 10)
-    assert main_topic.gaps in {6, 7}, "the first one is none where the earliest seq has moved behind it"
+    assert main_topic.gaps in {6, 7}, "the first one does not count if the earliest seq has moved behind it"
     assert [one["lag_records"] for one in main_topic.consumers] == [78]
     assert jobs.queue == {"ready": 4, "in_flight": 0, "dead_lettered": 0}
     assert jobs.dead_letter == "letters"
@@ -177,7 +177,7 @@ def test_the_command_writes_three_files(
 def test_exports_scrubs_and_what_has_changed(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exported, then grown and damaged: the second report tells of all of it."""
+    """Exported, then grown and damaged: the second report shows all of it."""
     out, lake = tmp_path / "out", tmp_path / "lake"
     here = ["--url", url_of(server), "--engine", "local", "--workers", "1", "--json"]
 
@@ -221,7 +221,7 @@ def test_exports_scrubs_and_what_has_changed(
     assert f"{topic.manifest.segments[2].name}, record " in html
     assert main(["report", "--out", str(out), *here, "--", "nobody.has.it"]) == 3
     assert "has no topic 'nobody.has.it'" in capsys.readouterr().err
-    # About other topics, and one that nobody can read: there is nothing to compare with.
+    # Reports of other topics, and one that is unreadable: there is nothing to compare with.
     main(["report", "--out", str(out), *here, "--", "m14"])
     assert json.loads((out / "report.json").read_text())["previous_made_at_ms"] is None
     (out / "report.json").write_text("{")
@@ -250,7 +250,7 @@ def a_report(topics: int) -> Report:
     return Report("run", 1_800_000_000_000, "http://here", found)
 
 
-@pytest.mark.skipif(browser.program() is None, reason="no browser here")
+@pytest.mark.skipif(browser.program() is None, reason="no browser is installed")
 def test_the_page_fits_a_phone_and_the_dark(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(page(a_report(3)))

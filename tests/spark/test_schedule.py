@@ -1,4 +1,4 @@
-"""Schedules: when a job runs, what is done about one that was missed, and what is remembered. No test waits: the clock is the test's."""
+"""Schedules: when a job runs, how a missed run is made up for, and the stored state. No test waits: the clock is fake."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def at(text: str) -> float:
 
 
 class FakeClock:
-    """Waiting takes no time; at the end the schedule is stopped."""
+    """Waiting takes no time; at the end of the period the schedule is stopped."""
 
     def __init__(self, now: str, end: str = "2099-01-01") -> None:
         self.now, self.end = at(now), at(end)
@@ -69,8 +69,8 @@ NIGHTLY = 'name="nightly"\nrun="compact"\ntopics=[">"]\ncron="15 2 * * *"\nwindo
 HOURLY = 'name="hourly"\nrun="scrub"\ncron="0 * * * *"\nwindow="30m"'
 
 
-class Ran:
-    """A schedule over some time with jobs that only note when they ran."""
+class SimulatedSchedule:
+    """A schedule that runs for some simulated time, with jobs that only record when they ran."""
 
     def __init__(self, folder: Path, *jobs: str) -> None:
         self.schedule = load(write(folder, *(jobs or (NIGHTLY, HOURLY))))
@@ -132,7 +132,7 @@ def test_what_is_done_at_a_moment() -> None:
 
 
 def test_each_job_runs_once_at_each_of_its_times(tmp_path: Path) -> None:
-    ran = Ran(tmp_path).over("2026-11-17T00:30", "2026-11-17T03:30")
+    ran = SimulatedSchedule(tmp_path).over("2026-11-17T00:30", "2026-11-17T03:30")
     assert ran == [
         ("hourly", "17 01:00"),
         ("hourly", "17 02:00"),
@@ -142,10 +142,10 @@ def test_each_job_runs_once_at_each_of_its_times(tmp_path: Path) -> None:
 
 
 def test_a_missed_run_is_made_up_for_within_its_window(tmp_path: Path) -> None:
-    schedule = Ran(tmp_path, NIGHTLY)
+    schedule = SimulatedSchedule(tmp_path, NIGHTLY)
     assert schedule.over("2026-11-16T12:00", "2026-11-17T01:00") == []
     assert schedule.over("2026-11-17T04:40", "2026-11-17T06:00") == [("nightly", "17 04:40")]
-    # Again down, for three nights, and up after the window has ended.
+    # Down again for three nights, and up after the window has ended.
     assert schedule.over("2026-11-20T05:16", "2026-11-21T01:00") == []
     assert schedule.runs("nightly") == ["done", "skipped"]
     [skipped] = [run for run in schedule.file.load().jobs["nightly"].runs if run.result == "skipped"]
@@ -155,7 +155,7 @@ def test_a_missed_run_is_made_up_for_within_its_window(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_refused_is_tried_again_in_longer_pauses(tmp_path: Path) -> None:
-    schedule = Ran(tmp_path, HOURLY)
+    schedule = SimulatedSchedule(tmp_path, HOURLY)
     schedule.result = lambda job: Result("later", "somebody else is at it")
     ran = schedule.over("2026-11-17T00:30", "2026-11-17T01:59")
     assert [when for _, when in ran] == ["17 01:00", "17 01:02", "17 01:06", "17 01:11", "17 01:21"]
@@ -166,7 +166,7 @@ def test_a_job_that_was_refused_is_tried_again_in_longer_pauses(tmp_path: Path) 
 
 
 def test_a_job_that_breaks_is_told_and_not_repeated(tmp_path: Path) -> None:
-    schedule = Ran(tmp_path, HOURLY)
+    schedule = SimulatedSchedule(tmp_path, HOURLY)
 
     def broken(job: Job) -> Result:
         raise RuntimeError("out of luck")
@@ -178,7 +178,7 @@ def test_a_job_that_breaks_is_told_and_not_repeated(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_job_goes_on_after_the_start(tmp_path: Path) -> None:
-    schedule = Ran(tmp_path, NIGHTLY)
+    schedule = SimulatedSchedule(tmp_path, NIGHTLY)
 
     def interrupted(job: Job) -> Result:
         raise KeyboardInterrupt
@@ -192,7 +192,7 @@ def test_an_interrupted_job_goes_on_after_the_start(tmp_path: Path) -> None:
 
 
 def test_a_job_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
-    schedule = Ran(tmp_path, NIGHTLY)
+    schedule = SimulatedSchedule(tmp_path, NIGHTLY)
     schedule.over("2026-11-17T01:00", "2026-11-17T02:00")
 
     class Killed(BaseException):
@@ -210,7 +210,7 @@ def test_a_job_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
 
 
 def test_without_spark_the_process_ends_and_the_next_one_tries_again(tmp_path: Path) -> None:
-    schedule = Ran(tmp_path, NIGHTLY)
+    schedule = SimulatedSchedule(tmp_path, NIGHTLY)
     schedule.over("2026-11-17T01:00", "2026-11-17T02:00")
 
     def gone(job: Job) -> Result:
@@ -235,18 +235,18 @@ def test_one_state_has_one_schedule(tmp_path: Path) -> None:
 
 
 def test_a_state_that_is_none_is_not_overwritten(tmp_path: Path) -> None:
-    schedule = Ran(tmp_path)
+    schedule = SimulatedSchedule(tmp_path)
     schedule.file.path.write_text("{")
     with pytest.raises(ValueError, match="move it away"):
         schedule.over("2026-11-17T01:00", "2026-11-17T02:00")
     assert schedule.file.path.read_text() == "{"
 
 
-# ── What it says ──────────────────────────────────────────────────────────────────────
+# ── Output ────────────────────────────────────────────────────────────────────────────
 
 
 def test_metrics_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    schedule = Ran(tmp_path)
+    schedule = SimulatedSchedule(tmp_path)
     schedule.result = lambda job: Result("done", figures={"bytes_in": 7})
     schedule.over("2026-11-17T00:30", "2026-11-17T02:30")
     metrics = Metrics("127.0.0.1:0", str(tmp_path / "topics.prom"))
@@ -302,7 +302,7 @@ def test_mistakes_in_the_file_are_told_at_once(tmp_path: Path, job: str, said: s
     ['[spark]\nengine="local"\n', '[spark]\nengine="local"\nworkers=2\n', "[spark]\nidle=true\n", ""],
 )
 def test_commands_of_jobs_are_those_that_the_command_takes(tmp_path: Path, head: str) -> None:
-    """Each as far as its work, which ends with an address that is none."""
+    """Each command runs up to its work, which fails with an invalid address."""
     out = f'out="{tmp_path}"'
     jobs = [
         'name="a"\nrun="compact"\ntarget_bytes="4MiB"\nmin_segments=3\nmin_garbage=0.5\nmax_groups=2\nlease_ms=2000',
@@ -317,7 +317,7 @@ def test_commands_of_jobs_are_those_that_the_command_takes(tmp_path: Path, head:
         head=f'{head}[schedule]\nurl="ftp://nobody"\ncold_dir="/cold"\n',
     )
     schedule = load(path)
-    # An engine of ours: they would end the session that all tests share, and be idle for ever.
+    # With a local engine: with Spark the commands would end the session that all tests share.
     with use_engine(LocalEngine(1)):
         for job in schedule.jobs:
             assert main(schedule.command_of(job)) == 3, job.name
@@ -327,7 +327,7 @@ def test_commands_of_jobs_are_those_that_the_command_takes(tmp_path: Path, head:
 
 
 class Process:
-    """`topics-spark schedule run`, whose jobs are due at once: its state says that they have not run for an hour."""
+    """`topics-spark schedule run`, with jobs that are due at once: its state says that they last ran an hour ago."""
 
     def __init__(
         self,
@@ -413,7 +413,7 @@ def test_a_stopped_merge_leaves_a_plan_to_go_on_with(server: Server, tmp_path: P
     parameters = Parameters(target_bytes=4000, min_segments=2)
 
     def merged() -> bool:
-        """The lease was given back: it ends within a second, and not in an hour."""
+        """The lease was released: it expires within a second, and not in an hour."""
         with closing(LocalEngine(1)) as engine:
             job = Consolidation(http.Server(url_of(server)), "m13", engine, progress, parameters)
             return job.run().state == "committed"

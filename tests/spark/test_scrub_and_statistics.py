@@ -1,4 +1,4 @@
-"""Scrubbing and statistics of segments: what each says of files whose content is known."""
+"""Scrubbing and statistics of segments: the results for files of known content."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Writing to topics with Spark: every row is there once, whatever is tried how often.
+"""Writing to topics with Spark: every row is there once, however often tasks, commits and queries are retried.
 
-Method: a real server and a real Spark. Tasks fail on purpose, once or always, by files that they find or make.
+Method: a real server and a real Spark. Tasks fail once or always, controlled by files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spark_pipeline.tasks.sending import (
     commit,
     stage,
 )
-from tests.spark.conftest import ended, record, url_of
+from tests.spark.conftest import record, run_to_end, url_of
 from tests.support.length import is_long
 from tests.support.server import Server, until
 
@@ -66,7 +66,7 @@ def write(frame: Any, server: Server, topic: str, **options: str) -> None:
 
 
 def transactions_end(server: Server) -> None:
-    """None is open. Their files go after the answer to the commit, and folders of topics may go meanwhile."""
+    """Wait until none is open. Their files are removed after the commit is answered, and folders of topics may be removed meanwhile."""
 
     def staged() -> list[str]:
         return [name for _, _, names in os.walk(server.data_dir) for name in names if name.startswith("txn-")]
@@ -83,7 +83,9 @@ def test_a_batch(spark: Any, server: Server, topic: str, delivery: str) -> None:
     assert all(one["$tag"] == f"t{one['data']['n'] % 3}" for one in found)
     assert {(one["$node"], json.dumps(one["meta"])) for one in found} == {("me", '{"v": 1}')}
     if delivery == "staged":
-        assert [one["data"]["n"] for one in found] == list(range(20)), "in the order of the partitions"
+        assert [one["data"]["n"] for one in found] == list(range(20)), (
+            "records are in the order of the partitions"
+        )
     write(frame, server, topic, delivery=delivery, dataColumn="body")
     assert len(read(server, topic)) == 40, "another run is another batch"
 
@@ -101,7 +103,7 @@ def test_what_was_read_is_written_as_it_was(spark: Any, server: Server, topic: s
 
 
 def failing_while(path: Path, n: int, *, once: bool) -> Any:
-    """A function of rows that fails at this one, as long as the file is there."""
+    """A function of rows that fails at this one while the file exists."""
     from pyspark.sql.functions import udf
 
     def perhaps(text: str) -> str:
@@ -117,7 +119,7 @@ def failing_while(path: Path, n: int, *, once: bool) -> Any:
 def test_a_task_that_is_tried_again_writes_once(
     spark: Any, server: Server, topic: str, tmp_path: Path
 ) -> None:
-    """The first try of the second task has staged rows when it fails."""
+    """The first attempt of the second task has staged rows when it fails."""
     poison = tmp_path / "poison"
     poison.touch()
     frame = rows(spark, 24_000)
@@ -127,7 +129,7 @@ def test_a_task_that_is_tried_again_writes_once(
 
 
 def test_two_tries_of_a_task_and_repeated_commits(server: Server, topic: str) -> None:
-    """Without Spark: a try whose result nobody heard of, a commit that is repeated, and an abort that comes after it."""
+    """Without Spark: an attempt whose result is lost, a repeated commit, and an abort after it."""
     target = Target(url_of(server), topic)
 
     def chunks() -> Iterator[Chunk]:
@@ -138,13 +140,13 @@ def test_two_tries_of_a_task_and_repeated_commits(server: Server, topic: str) ->
     lost, kept = (stage(target, "q", 0, "0-0", chunks()) for _ in range(2))
     assert lost is not None and kept is not None
     assert (kept.txn, kept.chunks, kept.records) == (lost.txn, 2, 3)
-    assert read(server, topic) == [], "what is staged is no record"
+    assert read(server, topic) == [], "staged rows are not readable"
     commit(target, [kept])
     commit(target, [kept])
     abort(target, [kept.txn])
     assert numbers(server, topic) == [1, 2, 3]
     replayed = stage(target, "q", 0, "0-9", chunks())
-    assert replayed is not None and replayed.chunks == 0, "the batch is there already"
+    assert replayed is not None and replayed.chunks == 0, "the batch is already published"
     commit(target, [replayed])
     assert numbers(server, topic) == [1, 2, 3]
     later = stage(target, "q", 2, "0-0", chunks())
@@ -168,8 +170,10 @@ def test_chunks_are_bounded_and_hold_one_value_each() -> None:
         return [len(one.records) for one in chunks_of([batch, batch], fields, **limits)]
 
     assert sizes(["1"] * 5, rows_max=4) == [4, 4, 2]
-    assert sizes(['"%s"' % ("ä" * 500)] * 3, bytes_max=2200) == [2, 2, 2], "bytes, not letters"
-    assert sizes([b"x" * 5000, b""], bytes_max=100) == [1, 1, 1, 1], "a large one goes alone"
+    assert sizes(['"%s"' % ("ä" * 500)] * 3, bytes_max=2200) == [2, 2, 2], (
+        "the bound is in bytes, not in characters"
+    )
+    assert sizes([b"x" * 5000, b""], bytes_max=100) == [1, 1, 1, 1], "a large value has its own chunk"
     for text in ('1},{"data":2', "", "{", "1 2"):
         with pytest.raises(BadRow, match="which is not valid JSON"):
             sizes([text])
@@ -185,7 +189,7 @@ def test_a_batch_that_fails_leaves_nothing(spark: Any, server: Server, topic: st
 
 
 def test_a_lasting_name(spark: Any, server: Server, topic: str) -> None:
-    """With a number a batch is there once; without one each run is another batch. Neither takes a place of a producer's."""
+    """A batch with a number is written once; without one each run is another batch. Neither conflicts with other producers."""
     frame = rows(spark, 4)
     for batch in ("7", "7", "8", "7"):
         write(frame, server, topic, producer="etl", batch=batch)
@@ -216,7 +220,7 @@ def test_options_that_make_no_sense(spark: Any, server: Server, topic: str) -> N
 
 
 def run(spark: Any, server: Server, source: str, topic: str, folder: Path, poison: Path) -> None:
-    """Copy what is there. While the file is there, the row of n = 12 fails, which is in the second batch."""
+    """Copy what is there. While the file exists, the row of n = 12 fails, which is in the second batch."""
     options = {"url": url_of(server), "topic": source, "columns": "data", "dataAs": "json"}
     options |= {"maxRecordsPerTrigger": "10", "minPartitions": "2"}
     stream = spark.readStream.format("topics").options(**options).load()
@@ -224,7 +228,7 @@ def run(spark: Any, server: Server, source: str, topic: str, folder: Path, poiso
     query = text.writeStream.format("topics").options(
         url=url_of(server), topic=topic, checkpointLocation=str(folder / "checkpoint")
     )
-    ended(query)
+    run_to_end(query)
 
 
 @pytest.fixture
@@ -242,14 +246,14 @@ def test_a_stream_that_fails_and_is_started_again_writes_each_row_once(
     poison.touch()
     with pytest.raises(Exception, match="poisoned"):
         run(spark, server, source, topic, tmp_path, poison)
-    assert numbers(server, topic) == list(range(1, 11)), "the first batch, and nothing of the second"
+    assert numbers(server, topic) == list(range(1, 11)), "only the first batch is published"
     poison.unlink()
     run(spark, server, source, topic, tmp_path, poison)
     assert numbers(server, topic) == list(range(1, 16))
     transactions_end(server)
-    if not is_long():  # test_kills.py kills between the two
+    if not is_long():  # test_kills.py kills between publishing and Spark's commit
         return
-    # The sink has published the last batch, but Spark does not know it.
+    # The sink has published the last batch, but Spark does not know.
     commits = tmp_path / "checkpoint" / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     for name in (f"{last}", f".{last}.crc"):

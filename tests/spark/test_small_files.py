@@ -1,4 +1,4 @@
-"""Small files of jobs and of schedules that are not what was written: named in one line, and not read into memory."""
+"""Small files of jobs and schedules with invalid contents: reported in one line, and not read into memory if they are large."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small parts of the pipeline by themselves: options, progress, reading ahead, engines, filters that narrow a range."""
+"""Small parts of the pipeline: options, progress, read-ahead, engines, filters that narrow a range."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_no_option_can_be(option: str, value: str) -> None:
 
 
 def test_a_stream_without_a_server_is_told_when_it_begins() -> None:
-    """What is raised before that, Spark hides behind a fault of its own."""
+    """Spark replaces errors that are raised before that by an error of its own."""
     reader = TopicsStreamReader(parse(GIVEN), ["seq"])
     with pytest.raises(BadOption, match="give the option url"):
         reader.initialOffset()
@@ -85,7 +85,7 @@ def test_filters_narrow_and_never_lose() -> None:
     moment = datetime(2026, 11, 16, 14, 0, 0, 1500, tzinfo=UTC)
     assert narrowed(everything, LessThan(("ts",), moment)).end_ts == 1794837600002
     assert narrowed(everything, GreaterThan(("ts",), moment)).start_ts == 1794837600001
-    # What it does not know, it leaves alone.
+    # Filters that it does not know have no effect.
     assert narrowed(everything, In(("seq",), (1, 2))) == everything
     assert narrowed(everything, EqualTo(("meta",), "x")) == everything
 
@@ -105,7 +105,7 @@ def test_progress_is_lines_of_json_where_nobody_watches() -> None:
     progress = Progress(out)
     progress.step("plan", "for people", groups=2)
     progress.bar("merging", 1, 2)
-    progress.bar("merging", 2, 2)  # too soon after the first
+    progress.bar("merging", 2, 2)  # dropped: too soon after the first
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["step"] for line in lines] == ["plan", "progress"]
     assert lines[0]["groups"] == 2
@@ -134,7 +134,7 @@ def test_reading_ahead_gives_the_same_and_ends_when_left() -> None:
     assert next(items) == 0
     items.close()  # type: ignore[attr-defined]
     until(lambda: threading.active_count() <= threads)
-    assert len(made) <= 6, "it has waited for its reader"
+    assert len(made) <= 6, "reading ahead is bounded"
 
     def broken() -> Iterator[int]:
         yield 1
@@ -151,6 +151,6 @@ def test_a_task_that_fails_ends_a_run_of_the_pool() -> None:
         until(lambda: running.wait(0.1))
         with pytest.raises(ValueError, match="invalid literal"):
             running.results()
-        assert engine.start(int, ["5"]).results() == [5], "the engine is good for the next"
+        assert engine.start(int, ["5"]).results() == [5], "the engine can be used again"
     finally:
         engine.close()

@@ -1,6 +1,6 @@
-"""`spark.read.format("topics")` on a cold directory: what a user sees, in data frames and in SQL.
+"""`spark.read.format("topics")` on a cold directory, with data frames and SQL.
 
-Goal: the same records as in the files, whatever options say, with and without filters pushed down; and errors that say what to do.
+Goal: the same records as in the files, with all options, with and without filter pushdown; and errors that say what to do.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def test_columns_and_schema_prune(spark: Any, tier: ColdTier) -> None:
     assert {row.seq: row.tag for row in own.collect()} == {seq: one.tag for seq, one in tier.live.items()}
 
 
-@only_long("starts Spark once more: no session of ours registers the source either")
+@only_long("starts Spark once more: the tests' own session does not register the source either")
 def test_a_session_of_the_users_own_finds_the_source(tier: ColdTier) -> None:
-    """With the tree on the path, as an editable install puts it there (tests/deploy/test_release.py), and nothing of ours imported."""
+    """With the tree on the path, as an editable install puts it there (tests/deploy/test_release.py), and no import of ours."""
     program = (
         "from pyspark.sql import SparkSession; spark = SparkSession.builder.master('local[1]').getOrCreate(); "
         f"print(spark.read.format('topics').options(path={str(tier.root)!r}, topic='orders').load().dtypes[1])"
@@ -145,7 +145,7 @@ def test_filters_give_the_same_with_and_without_pushing_them_down(
 
 
 def test_pushed_filters_spare_segments(spark: Any, tmp_path: Path) -> None:
-    """A segment that the filter excludes may even be gone."""
+    """Even the file of an excluded segment may be missing."""
     tier = ColdTier(tmp_path)
     for _ in range(2):
         tier.add(some_records(50, tier.next_seq))

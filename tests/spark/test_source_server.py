@@ -1,7 +1,7 @@
 """`format("topics")` with a server: batches of a snapshot, records that are not in the cold tier yet, and streams.
 
-Goal: a batch has every record exactly once, wherever it lies; a stream has each once over restarts, takes no more than the limit at a time, and
-says what is lost.
+Goal: a batch has every record exactly once, from whichever tier; a stream has each once over restarts, reads at most its limit at a time, and
+reports losses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from spark_pipeline.tasks.http_reading import HttpSlice, read_http
 from spark_pipeline.tasks.reading import Wanted
-from tests.spark.conftest import COUNT, ended, record, url_of
+from tests.spark.conftest import COUNT, record, run_to_end, url_of
 from tests.support.length import is_long
 from tests.support.server import Server
 
@@ -46,7 +46,7 @@ def test_a_batch_has_cold_files_and_the_rest(spark: Any, server: Server) -> None
     frame = batch(spark, server)
     check(frame.collect(), ALL)
     state = server.get("/v0/topics/m10/consolidation").json
-    assert state["snapshots"] >= 1, "the files are pinned"
+    assert state["snapshots"] >= 1, "the files are not pinned"
     check(batch(spark, server, startSeq="85", endSeq="96").collect(), list(range(85, 96)))
 
 
@@ -75,7 +75,7 @@ def test_pages_of_frames_hold_what_is_asked_for(server: Server) -> None:
 
 @pytest.fixture
 def topic(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A topic of the test's own, of 60 records."""
+    """A topic with 60 records for one test."""
     name = f"s.{request.node.name.split('[')[0][5:40]}"
     server.post(f"/v0/topics/{name}", {"records": [record(n) for n in range(1, 61)]})
     yield name
@@ -83,7 +83,7 @@ def topic(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def drain(spark: Any, server: Server, topic: str, folder: Path, **options: Any) -> list[list[int]]:
-    """Run a stream until it has all there is, and return the seqs of each micro-batch."""
+    """Run a stream until it has read everything, and return the seqs of each micro-batch."""
     batches: list[list[int]] = []
 
     def keep(frame: Any, _: int) -> None:
@@ -92,7 +92,7 @@ def drain(spark: Any, server: Server, topic: str, folder: Path, **options: Any) 
     given = {"url": url_of(server), "topic": topic, "columns": "seq", **options}
     stream = spark.readStream.format("topics").options(**given).load()
     query = stream.writeStream.foreachBatch(keep).option("checkpointLocation", str(folder / "checkpoint"))
-    ended(query)
+    run_to_end(query)
     return [one for one in batches if one]
 
 
@@ -124,7 +124,7 @@ def test_a_stream_takes_so_many_at_a_time_goes_on_after_a_restart_and_ends_where
 def test_a_topic_that_was_created_again_ends_a_stream(
     spark: Any, server: Server, topic: str, tmp_path: Path, count: int
 ) -> None:
-    """Also one that has outgrown the stream's offset, which is 61. The stream began in the middle."""
+    """Also one that is longer than the stream's offset, which is 61. The stream began in the middle."""
     found = drain(spark, server, topic, tmp_path, startingOffsets="50")
     assert [seq for one in found for seq in one] == list(range(50, 61))
     server.delete(f"/v0/topics/{topic}")
@@ -166,7 +166,7 @@ def test_a_topic_that_is_created_again_under_a_batch_is_not_read_as_the_old_one(
 
 
 def test_offsets(server: Server, topic: str) -> None:
-    """Without Spark: what the reader says when it is asked."""
+    """The reader's answers, without Spark."""
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
     from spark_pipeline.source.options import parse
@@ -184,16 +184,16 @@ def test_offsets(server: Server, topic: str) -> None:
     assert two.latestOffset(two.initialOffset(), ReadAllAvailable()) == offset(**{topic: 61, "m10": 101})
     limited = two.latestOffset(two.initialOffset(), ReadMaxRows(16))
     assert limited == offset(**{topic: 7, "m10": 11})
-    # However small the limit is, each gets on.
+    # Even with a small limit each topic advances.
     assert two.latestOffset({topic: 60, "m10": 1}, ReadMaxBytes(1)) == offset(**{topic: 61, "m10": 2})
     at_end = offset(**{topic: 61, "m10": 101})
     assert two.latestOffset(at_end, ReadMaxRows(5)) == at_end
-    # What `latest` means does not change when it is asked for once more.
+    # `latest` is resolved once.
     latest = reader(topic=topic, startingOffsets="latest")
     assert latest.initialOffset() == offset(**{topic: 61})
     server.write(topic, "more")
     assert latest.initialOffset() == offset(**{topic: 61})
-    # What is there when a query of all that is there begins is its end.
+    # With an AvailableNow trigger the end is what was there when the query began.
     now = reader(topic=topic)
     now.prepareForTriggerAvailableNow()
     server.write(topic, "too late")

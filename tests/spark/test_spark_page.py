@@ -1,4 +1,4 @@
-"""docs/spark.md is run as it stands, its Python and its SQL in the session of these tests, and so are the jobs of the example."""
+"""docs/spark.md is run as it is, its Python and SQL in the session of these tests, and so are the jobs of the example."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_pipeline.cli.__main__ import main
 from spark_pipeline.cli.arguments import use_engine
 from spark_pipeline.jobs.engines import SparkEngine
 from spark_pipeline.schedule.config import load
-from tests.spark.conftest import COUNT, started_anew
+from tests.spark.conftest import COUNT, retry_start
 from tests.support.pages import PageRunner, blocks
 from tests.support.server import ROOT, Server
 
@@ -22,7 +22,7 @@ PAGE = "docs/spark.md"
 PAID = 3
 
 
-@pytest.mark.timeout(900)  # five jobs and two streams, on whatever machine
+@pytest.mark.timeout(900)  # five jobs and two streams, also on a slow machine
 def test_the_page_prints_what_it_shows(spark: Any, server: Server, tmp_path: Path) -> None:
     paid = [{"data": {"order": n}, "tag": "paid"} for n in range(PAID)]
     assert server.post("/v0/topics/orders", {"records": paid}).status == 200
@@ -43,7 +43,7 @@ def test_the_page_prints_what_it_shows(spark: Any, server: Server, tmp_path: Pat
                 ]
                 runner.run(replace(block, language="python", text="".join(queries)))
             elif block.runs:
-                started_anew(partial(runner.run, block))
+                retry_start(partial(runner.run, block))
     finally:
         runner.close()
     assert parquet.read_table(tmp_path / "lake" / "orders").num_rows == COUNT + PAID
@@ -55,7 +55,7 @@ def test_the_page_prints_what_it_shows(spark: Any, server: Server, tmp_path: Pat
 def test_the_jobs_of_the_example_run(
     spark: Any, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With Spark, one after the other, but for one topic alone: the others belong to other tests."""
+    """With Spark, one after the other, on one topic only: the others belong to other tests."""
     monkeypatch.setenv("TOPICS_URL", f"http://{server.host}:{server.port}")
     monkeypatch.chdir(tmp_path)
     schedule = load(ROOT / "deploy" / "examples" / "spark-report" / "schedule.toml")
