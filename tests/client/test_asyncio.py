@@ -45,7 +45,7 @@ def test_a_tail_is_cancelled_while_it_connects(server: TestServer, topic: str) -
     asyncio.run(main())
 
 
-def test_receipts_of_a_producer_that_is_cancelled_are_told(topic: str) -> None:
+def test_receipts_of_a_cancelled_producer_are_resolved(topic: str) -> None:
     async def main() -> None:
         client = AsyncClient("http://127.0.0.1:1", token="")
         producer = client.producer(topic, linger_ms=0, max_batch_bytes=20)

@@ -45,7 +45,7 @@ def test_a_topic_is_made_changed_and_deleted(client: Any, topic: str) -> None:
     )
 
 
-def test_a_setting_that_nobody_knows_is_refused_before_anything_is_sent(client: Any, topic: str) -> None:
+def test_an_unknown_setting_is_refused_before_anything_is_sent(client: Any, topic: str) -> None:
     with pytest.raises(TypeError, match=r"no such setting: 'durabilty'; valid ones are .*durability"):
         client.create_topic(topic, durabilty="fsync")
     with pytest.raises(errors.TopicNotFound):
@@ -174,7 +174,7 @@ def test_a_wait_ends_with_a_write(client: Any, topic: str, server: TestServer) -
     assert data(client.read(topic, wait_ms=30_000).records) == [1]
 
 
-def test_what_was_lost_is_raised_or_told_and_reading_goes_on(client: Any, topic: str) -> None:
+def test_losses_are_raised_or_reported_and_reading_continues(client: Any, topic: str) -> None:
     client.create_topic(topic, cap_records=2)
     client.write_many(topic, [1, 2, 3, 4])
     # Reading from the earliest record, nothing is missing.
@@ -294,7 +294,7 @@ def test_address_and_key_come_from_the_environment(
         connect(None, token="reader").write(topic, 1)
 
 
-def test_an_address_that_is_none_is_refused_at_once(connect: Any) -> None:
+def test_an_invalid_address_is_refused_at_once(connect: Any) -> None:
     for url in ("ftp://host", "http://", "http://host/?q=1"):
         with pytest.raises(ValueError, match="is not the URL"):
             connect(url)
@@ -302,7 +302,7 @@ def test_an_address_that_is_none_is_refused_at_once(connect: Any) -> None:
         connect("http://host", token="a\nb")
 
 
-def test_nobody_there_is_told_with_advice(connect: Any) -> None:
+def test_an_unreachable_server_is_reported_with_advice(connect: Any) -> None:
     client = connect("http://127.0.0.1:1", retries=Retries(for_s=0))
     with pytest.raises(errors.Disconnected) as caught:
         client.write("t", 1)

@@ -161,7 +161,7 @@ def test_a_stream_that_falls_silent_is_left(connect: Connect) -> None:
     ],
     ids=["text", "404", "502", "cut off", "ssh", "nothing", "unknown code"],
 )
-def test_answers_that_mean_nothing(connect: Connect, answer: bytes, kind: type, outcome: str) -> None:
+def test_invalid_answers(connect: Connect, answer: bytes, kind: type, outcome: str) -> None:
     with server_sending(answer) as url:
         with pytest.raises(kind) as caught:
             connect(url, retries=ONCE).write("t", 1)

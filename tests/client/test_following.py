@@ -127,7 +127,7 @@ def test_a_stream_that_is_forgotten_is_closed(client: Any, topic: str) -> None:
         assert time.monotonic() < give_up
 
 
-def test_what_was_lost_is_raised_or_told_and_following_goes_on(client: Any, topic: str) -> None:
+def test_losses_are_raised_or_reported_and_following_continues(client: Any, topic: str) -> None:
     client.create_topic(topic, cap_records=2)
     client.write_many(topic, [1, 2, 3, 4])
     with client.tail(
@@ -148,7 +148,7 @@ def test_what_was_lost_is_raised_or_told_and_following_goes_on(client: Any, topi
         assert isinstance(next(watch), answers.Tombstone)
 
 
-def test_a_cut_connection_is_not_noticed_by_who_reads(
+def test_a_cut_connection_is_not_noticed_by_the_reader(
     proxy: CuttingProxy, connect: Connect, client: Any, topic: str
 ) -> None:
     client.create_topic(topic)

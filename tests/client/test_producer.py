@@ -19,7 +19,7 @@ def data(client: Any, topic: str) -> list[Any]:
     return [record.data for record in client.records(topic)]
 
 
-def test_what_is_sent_is_written_in_order_and_receipts_have_the_seqs(client: Any, topic: str) -> None:
+def test_records_are_written_in_order_and_receipts_have_the_seqs(client: Any, topic: str) -> None:
     with client.producer(topic, linger_ms=1) as producer:
         receipts = [producer.send(i, tag=f"t{i % 3}", meta={"i": i}) for i in range(500)]
         producer.flush()
@@ -89,7 +89,7 @@ def test_all_fail_when_the_topic_does_not_take_them(client: Any, topic: str) -> 
             receipt.result()
 
 
-def test_what_went_wrong_in_the_block_is_what_is_raised(client: Any, topic: str) -> None:
+def test_an_exception_of_the_block_is_raised(client: Any, topic: str) -> None:
     with pytest.raises(KeyError), client.producer(topic) as producer:
         producer.send(1)
         raise KeyError

@@ -84,7 +84,7 @@ def test_jobs_come_over_a_stream_as_they_are_acked(client: Any, jobs: str) -> No
         assert found == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
 
 
-def test_a_stream_of_jobs_comes_back_and_their_end_is_told(
+def test_a_stream_of_jobs_reconnects_and_the_queue_s_end_is_raised(
     proxy: CuttingProxy, connect: Connect, client: Any, jobs: str
 ) -> None:
     with connect(proxy.url).work(jobs) as work:
@@ -149,7 +149,7 @@ def test_a_consumer_is_paused_and_reset(client: Any, topic: str) -> None:
         client.reset_consumer(topic, "c")
 
 
-def test_a_stream_of_a_consumer_and_what_it_will_never_get(client: Any, topic: str) -> None:
+def test_a_stream_of_a_consumer_and_its_losses(client: Any, topic: str) -> None:
     client.create_topic(topic, cap_records=2)
     client.create_consumer(topic, "c", deliver={"from_seq": 1})
     client.write_many(topic, [1, 2, 3, 4])
@@ -162,7 +162,7 @@ def test_a_stream_of_a_consumer_and_what_it_will_never_get(client: Any, topic: s
         assert client.ack(jobs).done == 2
 
 
-def test_a_fetch_tells_what_it_will_never_get(client: Any, topic: str) -> None:
+def test_a_fetch_reports_losses(client: Any, topic: str) -> None:
     client.create_topic(topic, cap_records=1)
     client.create_consumer(topic, "c")
     client.write_many(topic, [1, 2])

@@ -65,7 +65,7 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         raise AssertionError("the server has started")
 
 
-def test_closing_a_client_wakes_whoever_reads(server: TestServer, connect: Any, topic: str) -> None:
+def test_closing_a_client_wakes_its_readers(server: TestServer, connect: Any, topic: str) -> None:
     client = connect(server.url)
     client.create_topic(topic)
     ended: list[BaseException] = []

@@ -150,7 +150,7 @@ def test_workers_of_a_consumer(client: Any, topic: str) -> None:
     assert worker.stats.given_up == 1
 
 
-def test_a_queue_without_dead_letters_keeps_what_is_given_up(client: Any, topic: str) -> None:
+def test_a_queue_without_dead_letters_keeps_jobs_that_are_given_up(client: Any, topic: str) -> None:
     client.create_topic(topic, type="queue")
     client.write(topic, 1)
 
@@ -184,13 +184,13 @@ def test_broken_connections_lose_no_lease(
     assert (sorted(seen), worker.stats.lost) == ([0, 1, 2], 0)
 
 
-def test_what_no_waiting_changes_ends_it(client: Any, topic: str) -> None:
+def test_a_permanent_error_ends_it(client: Any, topic: str) -> None:
     client.create_topic(topic)
     with pytest.raises(errors.NotAQueue):
         client.worker(topic, lambda job: None).run()
 
 
-def test_a_stop_returns_what_takes_too_long(client: Any, jobs: str) -> None:
+def test_a_stop_returns_jobs_that_take_too_long(client: Any, jobs: str) -> None:
     client.write(jobs, "stuck")
     begun, end = threading.Event(), threading.Event()
 
@@ -263,7 +263,7 @@ def working_program(server: TestServer, jobs: str, kind: str) -> Iterator[subpro
         program.wait()
 
 
-def test_sigterm_finishes_what_is_in_hand(server: TestServer, client: Any, jobs: str, kind: str) -> None:
+def test_sigterm_finishes_running_jobs(server: TestServer, client: Any, jobs: str, kind: str) -> None:
     client.write_many(jobs, range(5))
     with working_program(server, jobs, kind) as program:
         program.send_signal(signal.SIGTERM)
@@ -311,7 +311,7 @@ def test_a_stop_is_not_lost_among_other_wakeups(client: Any, jobs: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads"], indirect=True)
-def test_a_signal_is_heard_that_does_not_interrupt_the_wait(
+def test_a_signal_is_noticed_that_does_not_interrupt_the_wait(
     server: TestServer, client: Any, jobs: str
 ) -> None:
     client.write_many(jobs, range(2))

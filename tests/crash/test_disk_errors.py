@@ -60,7 +60,7 @@ def test_where_an_error_makes_the_shard_read_only(campaign: Callable[..., Campai
     "no space for the intent file of an erase",
     f"429 disk_full for the erase, which is done later; {RESUMES}",
 )
-def test_what_runs_out_is_tried_again(campaign: Callable[..., Campaign]) -> None:
+def test_calls_that_lack_a_resource_are_retried(campaign: Callable[..., Campaign]) -> None:
     this: Campaign = campaign(seed=33)
     # An erase overwrites these files in place; one that is refused halfway makes the shard read-only.
     this.workload.erasing = False

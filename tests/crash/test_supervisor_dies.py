@@ -51,7 +51,7 @@ def test_everything_acked_survives_the_supervisor(start_server: Callable[..., Se
     "the child ends too, and the next server can start",
 )
 @pytest.mark.parametrize("name", ["shard 1", "front 0"])
-def test_a_child_that_stands_still_does_not_outlive_the_supervisor(
+def test_a_stopped_child_does_not_outlive_the_supervisor(
     start_server: Callable[..., Server], name: str
 ) -> None:
     server = start_server()

@@ -84,7 +84,7 @@ def test_nothing_acked_is_lost_and_others_do_not_notice(start_server: Callable[.
     "killed (-9) while it has writes with idempotency keys",
     "a retry with the key writes the record exactly once",
 )
-def test_with_keys_what_was_unknown_becomes_exactly_once(start_server: Callable[..., Server]) -> None:
+def test_with_keys_unknown_outcomes_become_exactly_once(start_server: Callable[..., Server]) -> None:
     server = start_server()
     with load(server, ONE, retries=True) as writers:
         kill_often(server, writers, ONE)

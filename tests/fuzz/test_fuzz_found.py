@@ -92,7 +92,7 @@ def test_a_bad_message_leaves_the_shard_serving(data: bytes) -> None:
         msgspec.msgpack.encode(QuotaReport(0, 1, 0, 0)),
     ],
 )
-def test_a_report_that_is_none_is_dropped(body: bytes) -> None:
+def test_an_invalid_report_is_dropped(body: bytes) -> None:
     rig = Rig(msgspec.structs.replace(SMALL, max_topics=10), shards=3)
     with pytest.raises(wire.BadMessage):
         rig.caps.receive_report(WORKER + b"1", body)
@@ -109,7 +109,7 @@ def test_a_report_at_the_wrong_shard_is_dropped() -> None:
 
 
 @fault("link", "an invalid message of the catalog", "dropped with a line in the log; the shard serves on")
-def test_a_word_of_the_catalog_that_is_none_is_refused() -> None:
+def test_an_invalid_message_of_the_catalog_is_refused() -> None:
     rig = Rig(msgspec.structs.replace(SMALL, shard=1, max_topics=10), shards=2)
     with pytest.raises(wire.BadMessage):
         rig.caps.receive(b"\x93\x01")
@@ -141,7 +141,7 @@ def test_records_whose_lengths_lead_to_the_head_of_no_frame(length: int) -> None
 
 
 @fault("data directory", "an erase intent whose path is not UTF-8", "refused as corrupt")
-def test_an_intent_with_a_path_that_is_no_text_is_corrupt() -> None:
+def test_an_intent_with_a_path_that_is_not_utf8_is_corrupt() -> None:
     disk = SimDisk(1)
     for path in ("layout-1", "layout-1/shard-00", META_DIR):
         disk.make_dir(path)
@@ -161,7 +161,7 @@ def test_a_content_length_of_2_to_the_60() -> None:
 
 
 @fault("client", "a chunk of 2^47 bytes", "413 once the limit is passed; nothing is allocated for it")
-def test_a_chunk_that_nobody_has_memory_for() -> None:
+def test_a_huge_chunk() -> None:
     head = b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert _statuses(head + b"7fffffffffff\r\n" + b"x" * 8000) == [413]
 
@@ -223,7 +223,7 @@ def _statuses(data: bytes) -> list[int]:
         ),
     ],
 )
-def test_a_length_field_that_nobody_has_memory_for(kind: int, content: bytes) -> None:
+def test_a_huge_length_field(kind: int, content: bytes) -> None:
     with bounded_memory():
         for digest_agrees in (0, 1):
             run_one(TARGETS["files"], bytes([kind, 2 | digest_agrees]) + content + bytes(8))
@@ -263,6 +263,6 @@ def test_a_length_field_that_nobody_has_memory_for(kind: int, content: bytes) ->
         ),
     ],
 )
-def test_a_body_that_everybody_thinks_of(body: bytes) -> None:
+def test_a_well_known_bad_body(body: bytes) -> None:
     for op in range(6):
         run_one(TARGETS["bodies"], bytes([op, 1]) + body)

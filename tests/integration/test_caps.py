@@ -122,7 +122,7 @@ def test_a_dead_worker_s_free_slots_are_not_lost(start_server: Callable[..., Ser
 
 
 @fault("worker", "the catalog's worker is down", "granted shares can be used; the cap is never exceeded")
-def test_without_the_catalog_only_what_needs_it_waits(start_server: Callable[..., Server]) -> None:
+def test_without_the_catalog_granted_shares_can_be_used(start_server: Callable[..., Server]) -> None:
     """A creation beyond the grant gets 503 and not 429: whether there is room is unknown."""
     server = start_server(environment={"TOPICS_MAX_TOPICS": "4"}, shards=2)
     one = [f"t{i}" for i in range(100) if shard_of(f"t{i}", 2) == 1]

@@ -132,7 +132,7 @@ def test_a_wrong_line_ends_it_and_those_before_are_written(cli: Cli, topic: str)
     assert data(cli.rows("read", topic)) == [1, 2, 3, 4]
 
 
-def test_a_refused_line_is_told_and_left_out(cli: Cli, topic: str) -> None:
+def test_a_refused_line_is_reported_and_skipped(cli: Cli, topic: str) -> None:
     assert cli("topic", "create", topic, "--set", "max_record_byte=100") == 2
     assert "no such setting: 'max_record_byte'; valid ones are" in cli.err
     assert cli("topic", "create", topic, "--set", "max_record_bytes=100") == 0
@@ -143,7 +143,7 @@ def test_a_refused_line_is_told_and_left_out(cli: Cli, topic: str) -> None:
     assert data(cli.rows("read", topic)) == [1, 3]
 
 
-def test_what_was_lost_is_told(cli: Cli, topic: str) -> None:
+def test_losses_are_reported(cli: Cli, topic: str) -> None:
     cli("topic", "create", topic, "--cap-records", "2")
     cli("pub", topic, "1", "2", "3")
     assert cli("read", topic, "--from", "0", "--raw") == 0
@@ -249,7 +249,7 @@ def test_a_topic_from_its_making_to_its_end(cli: Cli, topic: str) -> None:
     assert cli.rows("topic", "delete", topic, "--yes")[0]["deleted"] is False
 
 
-def test_a_limit_of_zero_is_none(cli: Cli, topic: str) -> None:
+def test_a_limit_of_zero_means_no_limit(cli: Cli, topic: str) -> None:
     limits = ["--ttl", "7d", "--cap-records", "5", "--cap-bytes", "1KiB", "--set", "cap_per_tag=2"]
     assert cli("topic", "create", topic, "--durability", "fsync", *limits) == 0
     assert cli("topic", "set", topic, "--ttl", "0") == 0
@@ -336,7 +336,7 @@ def test_a_command_for_each_job(cli: Cli, topic: str) -> None:
     assert cli("queue", "work", topic, "no-such-command-here") == 2
 
 
-def test_a_signal_lets_what_runs_finish(cli: Cli, topic: str, server: Server) -> None:
+def test_a_signal_lets_running_commands_finish(cli: Cli, topic: str, server: Server) -> None:
     cli("topic", "create", topic, "--type", "queue")
     cli("pub", topic, "1")
     script = "echo begun; read -r x; read -r go <&9; echo done"
@@ -531,7 +531,7 @@ def test_errors_say_what_to_do(cli: Cli, topic: str, server: Server) -> None:
     assert "does not use TLS" in cli.err
 
 
-def test_a_server_that_is_away_is_told_before_the_end(cli: Cli, topic: str) -> None:
+def test_an_unreachable_server_is_reported_at_once(cli: Cli, topic: str) -> None:
     for command in (["read", topic], ["tail", topic]):
         with started(*command, "--url", "http://127.0.0.1:1", "--retry", "1") as process:
             first, *rest = process.communicate(timeout=60)[1].decode().splitlines()
@@ -541,7 +541,7 @@ def test_a_server_that_is_away_is_told_before_the_end(cli: Cli, topic: str) -> N
         assert len(rest) == 1
 
 
-def test_whoever_reads_a_pipe_may_go(cli: Cli, topic: str) -> None:
+def test_a_closed_pipe_is_no_error(cli: Cli, topic: str) -> None:
     assert cli("pub", topic, stdin="".join(f"{n}\n" for n in range(20_000))) == 0
     for command in (
         ["read", topic],
@@ -560,13 +560,13 @@ def test_whoever_reads_a_pipe_may_go(cli: Cli, topic: str) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_full_disk_is_told(cli: Cli, topic: str) -> None:
+def test_a_full_disk_is_reported(cli: Cli, topic: str) -> None:
     with open("/dev/full", "wb") as full, started("topic", "ls", stdout=full) as process:
         assert process.communicate(timeout=60)[1] == b"topics: output: No space left on device\n"
         assert process.returncode == 1
 
 
-def test_what_a_shell_has_closed(cli: Cli, topic: str) -> None:
+def test_standard_streams_that_the_shell_has_closed(cli: Cli, topic: str) -> None:
     command = f"{sys.executable} -m topics.cli pub {topic} 1 >&- 2>&- && {sys.executable} -m topics.cli read {topic} <&-"
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, b"")

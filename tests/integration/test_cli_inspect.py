@@ -181,7 +181,7 @@ def refused_by(server: Server) -> str:
     return done.stderr
 
 
-def test_damage_of_a_stopped_server_is_told_with_its_place(server: Server) -> None:
+def test_damage_of_a_stopped_server_is_reported_with_its_place(server: Server) -> None:
     fill(server, "a")
     assert server.stop() == 0
     path = next(path for path in files(server.data_dir / "topics") if path.suffix == ".data")

@@ -68,7 +68,7 @@ def rows(topic: str, first: int, *data: Any) -> list[Any]:
     return [(topic, first + i, value) for i, value in enumerate(data)]
 
 
-def test_a_backlog_and_then_what_comes(shared_server: Server, topic: str) -> None:
+def test_a_backlog_and_then_new_records(shared_server: Server, topic: str) -> None:
     shared_server.write(topic, 1, {"b": 2})
     with tailing(shared_server, topic, "--all") as tail:
         assert tail.take(2) == rows(topic, 1, 1, {"b": 2})

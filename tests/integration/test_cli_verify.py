@@ -150,7 +150,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     [(["missing"], 3), ([], 2), (["missing", "--mend"], 2), (["missing", "more"], 2)],
     ids=["absent", "no-argument", "unknown-option", "too-many"],
 )
-def test_exit_codes_of_what_cannot_be(tmp_path: Path, arguments: list[str], code: int) -> None:
+def test_exit_codes_of_invalid_arguments(tmp_path: Path, arguments: list[str], code: int) -> None:
     made = [str(tmp_path / argument) if not argument.startswith("-") else argument for argument in arguments]
     done = run(*made)
     assert done.returncode == code, done.stderr
@@ -169,7 +169,7 @@ def test_an_empty_path_is_not_the_current_directory() -> None:
     "verify on a file, or on a directory that is not a data directory",
     "refused with exit code 3; nothing is written there",
 )
-def test_what_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_other_files_and_directories_are_refused(tmp_path: Path) -> None:
     (tmp_path / "topics").mkdir()
     (tmp_path / "notes").write_text("not ours")
     for path, problem in (

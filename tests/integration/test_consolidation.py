@@ -167,7 +167,7 @@ def test_a_merge_from_plan_to_erase(server: Server) -> None:
     assert sum(shard["records"] for shard in report["shards"]) == 96
 
 
-def test_who_may_ask_and_what_is_refused(tmp_path: Path) -> None:
+def test_scopes_and_refusals(tmp_path: Path) -> None:
     """Without a cold tier: that is checked last."""
     environment = {"TOPICS_API_KEYS": "root,rest:r+w+d,mine:a:mine"}
     server = Server(tmp_path, environment=environment, shards=1).start()

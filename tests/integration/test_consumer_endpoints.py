@@ -195,7 +195,7 @@ def test_a_claim_waits_for_a_job(shared_server: Server, topic: str) -> None:
     assert [job["data"] for job in ok(fetch.reply())["claimed"]] == [1]
 
 
-def test_a_claim_that_waits_hears_that_its_topic_is_gone(shared_server: Server, topic: str) -> None:
+def test_a_waiting_claim_ends_when_its_topic_is_deleted(shared_server: Server, topic: str) -> None:
     path = f"/v0/topics/{topic}"
     shared_server.put(path)
     ok(shared_server.put(f"{path}/consumers/c"), 201)

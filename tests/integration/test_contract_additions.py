@@ -130,7 +130,7 @@ def test_bytes_as_a_payload(shared_server: Server, topic: str, payload: bytes) -
         [{"data_base64": "YQ==YQ=="}],
     ],
 )
-def test_bytes_that_are_none(shared_server: Server, topic: str, records: list[Json]) -> None:
+def test_invalid_bytes(shared_server: Server, topic: str, records: list[Json]) -> None:
     refused(shared_server.post(f"/v0/topics/{topic}", {"records": records}), 400, "invalid_request")
 
 
@@ -376,7 +376,7 @@ def test_lines(shared_server: Server, topic: str, text: str) -> None:
     assert state_of(shared_server, topic)["bytes"] == 1 + 11 + 7
 
 
-def test_what_lines_say_in_query_and_header(shared_server: Server, topic: str) -> None:
+def test_fields_of_lines_in_query_and_header(shared_server: Server, topic: str) -> None:
     line = '{"data":1}\n'
     refused(write_lines(shared_server, f"{topic}?create=false", line), 404, "topic_not_found")
     first = ok(
@@ -405,7 +405,7 @@ def test_what_lines_say_in_query_and_header(shared_server: Server, topic: str) -
         "null",
     ],
 )
-def test_lines_that_are_none(shared_server: Server, topic: str, text: str) -> None:
+def test_invalid_lines(shared_server: Server, topic: str, text: str) -> None:
     refused(write_lines(shared_server, topic, text), 400, "invalid_request")
     refused(shared_server.get(f"/v0/topics/{topic}"), 404, "topic_not_found")
 
@@ -553,7 +553,7 @@ BROKEN = {
 
 @fault("request", "a body that claims to be gzip and is not", "400; nothing is executed")
 @pytest.mark.parametrize("what", BROKEN)
-def test_compressed_requests_that_are_none(shared_server: Server, topic: str, what: str) -> None:
+def test_invalid_compressed_requests(shared_server: Server, topic: str, what: str) -> None:
     refused(write_packed(shared_server, topic, BROKEN[what]), 400, "invalid_request")
 
 

@@ -198,7 +198,7 @@ def test_unknown_paths(shared_server: Server, topic: str, sub: str) -> None:
 
 
 @pytest.mark.parametrize("sub", ["fetch", *SETTLES, "reset"])
-def test_bodies_that_are_none(shared_server: Server, topic: str, sub: str) -> None:
+def test_invalid_bodies(shared_server: Server, topic: str, sub: str) -> None:
     make(shared_server, topic, 1)
     path = path_of(topic, sub)
     for text in ("{", "[]", "null", "5", "", " "):
@@ -245,7 +245,7 @@ def test_delete(shared_server: Server, topic: str) -> None:
     assert fetch(shared_server, topic)[0]["deliveries"] == 1
 
 
-def test_who_waits_hears_that_the_consumer_is_gone(shared_server: Server, topic: str) -> None:
+def test_a_waiting_fetch_ends_when_its_consumer_is_deleted(shared_server: Server, topic: str) -> None:
     make(shared_server, topic)
     pending = waiting_fetch(shared_server, topic)
     ok(shared_server.delete(path_of(topic)))

@@ -110,7 +110,7 @@ def test_selectors(shared_server: Server, topic: str, fields: Json, gone: list[i
         ["tag", "Eq", None], ["tag", "Subject", "a.*"], 5, True, {"tag": "a"}, ["a", "b"], [["tag", "Eq", "a"]],
     ],
 )  # fmt: skip
-def test_predicates_that_are_none(shared_server: Server, topic: str, match: Any) -> None:
+def test_invalid_predicates(shared_server: Server, topic: str, match: Any) -> None:
     fill(shared_server, topic)
     reply = shared_server.post(f"/v0/topics/{topic}/delete", {"match": match, "before_seq": 99})
     refused(reply, 400, "invalid_request")
@@ -119,7 +119,7 @@ def test_predicates_that_are_none(shared_server: Server, topic: str, match: Any)
 
 
 @pytest.mark.parametrize("subject", ["", ".", "a.", ".a", "a..b", ">.a", "a.>.b", 5, True, ["a"], {}])
-def test_subjects_that_are_none(shared_server: Server, topic: str, subject: Any) -> None:
+def test_invalid_subjects(shared_server: Server, topic: str, subject: Any) -> None:
     fill(shared_server, topic)
     reply = shared_server.post(f"/v0/topics/{topic}/delete", {"subject": subject, "before_seq": 99})
     refused(reply, 400, "invalid_request")
@@ -190,7 +190,7 @@ def test_an_absent_topic(shared_server: Server, topic: str, body: Json) -> None:
     refused(reply, 404, "topic_not_found", {"topic": topic})
 
 
-def test_what_is_written_later_lives(shared_server: Server, topic: str) -> None:
+def test_later_records_are_not_deleted(shared_server: Server, topic: str) -> None:
     fill(shared_server, topic)
     delete(shared_server, topic, before_seq=U64_MAX)
     delete(shared_server, topic, match="*")

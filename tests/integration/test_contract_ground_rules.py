@@ -237,7 +237,7 @@ def test_of_a_query_field_that_comes_twice_the_first_counts(shared_server: Serve
 
 
 @pytest.mark.parametrize("text", ["abc", "", "1.5", "0x1", "one"])
-def test_a_query_integer_that_is_none_counts_as_absent(shared_server: Server, topic: str, text: str) -> None:
+def test_an_invalid_query_integer_counts_as_absent(shared_server: Server, topic: str, text: str) -> None:
     records = [{"data": 1, "tag": f"t{i}"} for i in range(3)]
     shared_server.post(f"/v0/topics/{topic}", {"records": records})
     assert len(ok(shared_server.get(f"/v0/topics/{topic}/tags?page_size=2"))["tags"]) == 2
@@ -778,7 +778,7 @@ def test_record_fields(shared_server: Server, topic: str, written: Json, read: J
 UNDER_PRESSURE = {"pressure", "throttle_wait_ms"}  # present when the machine is busy
 
 
-def test_what_performance_says(shared_server: Server) -> None:
+def test_fields_of_performance(shared_server: Server) -> None:
     plain, synced = fresh(), fresh()
     shared_server.put(f"/v0/topics/{plain}")
     shared_server.put(f"/v0/topics/{synced}", {"durability": "fsync"})
@@ -853,7 +853,7 @@ def test_a_cursor_means_rows_after_this_name(shared_server: Server, topic: str) 
 @pytest.mark.parametrize(
     "path", ["/v0/topics?", "/v0/topics/{topic}/tags?", "/v0/topics/{topic}/last?tag=a&each=1&"]
 )
-def test_cursors_that_are_none(shared_server: Server, topic: str, path: str) -> None:
+def test_invalid_cursors(shared_server: Server, topic: str, path: str) -> None:
     shared_server.put(f"/v0/topics/{topic}")
     path = path.format(topic=topic)
     ok(shared_server.get(f"{path}cursor="))

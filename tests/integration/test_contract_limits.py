@@ -97,7 +97,7 @@ def test_a_cap_on_bodies(empty: Server, method: str, sub: str, body: Json) -> No
     refused(empty.request(method, "/v0/topics/body/nowhere", b"{" * (BODY_MAX + 1)), 404, "not_found")
 
 
-def test_the_cap_counts_what_a_body_unpacks_to(empty: Server) -> None:
+def test_the_cap_counts_uncompressed_bytes(empty: Server) -> None:
     headers = {**JSON, "Content-Encoding": "gzip"}
     body = {"records": [{"data": 1}]}
     ok(empty.request("POST", "/v0/topics/body", gzip.compress(padded(body, BODY_MAX)), headers), 201)
@@ -223,7 +223,7 @@ def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def test_numbers_that_are_none_mean_the_default(careless: Server) -> None:
+def test_invalid_numbers_mean_the_default(careless: Server) -> None:
     assert careless.get("/readyz").status == 200
     assert set(careless.children()) == {"shard 0", "front 0"}
     for i in range(10):

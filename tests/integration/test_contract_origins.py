@@ -137,7 +137,7 @@ def test_the_fast_path_is_taken(shared_server: Server, topic: str) -> None:
         client.close()
 
 
-def test_what_is_odd(shared_server: Server) -> None:
+def test_unusual_headers(shared_server: Server) -> None:
     def status(text: str) -> int:
         client = RawClient(shared_server)
         try:

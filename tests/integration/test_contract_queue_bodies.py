@@ -52,7 +52,7 @@ def test_a_log_is_not_a_queue(shared_server: Server, topic: str, verb: str) -> N
 
 
 @pytest.mark.parametrize("verb", ["claim", *SETTLES])
-def test_bodies_that_are_none(shared_server: Server, topic: str, verb: str) -> None:
+def test_invalid_bodies(shared_server: Server, topic: str, verb: str) -> None:
     make_queue(shared_server, topic, 1)
     path = f"/v0/topics/{topic}/{verb}"
     for text in ("{", "[]", "null", "5", '"x"', "", " ", '{"node":NaN}', "{'node':'a'}"):
@@ -125,7 +125,7 @@ def test_bad_settles(shared_server: Server, topic: str, verb: str, wrong: Json) 
 
 @every_settle
 @pytest.mark.parametrize("missing", ["node", "seqs"])
-def test_settles_without_what_they_need(shared_server: Server, topic: str, verb: str, missing: str) -> None:
+def test_settles_without_required_fields(shared_server: Server, topic: str, verb: str, missing: str) -> None:
     make_queue(shared_server, topic)
     body = {"node": NODE, "seqs": [1], **SETTLES[verb]}
     del body[missing]

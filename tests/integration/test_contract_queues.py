@@ -100,7 +100,7 @@ def test_max_is_clamped(shared_server: Server, topic: str, max: int, got: int) -
     assert (answer["count"], len(answer["claimed"]), answer["ready"]) == (got, got, 1100 - got)
 
 
-def test_max_is_one_unless_told(shared_server: Server, topic: str) -> None:
+def test_max_is_one_by_default(shared_server: Server, topic: str) -> None:
     make_queue(shared_server, topic, 1, 2)
     assert ok(call(shared_server, topic, "claim"))["count"] == 1
 
@@ -142,7 +142,7 @@ def test_queue_settings_are_stored_clamped(
     assert DEFAULT_CONFIG | {"type": "queue"} | stored == {name: config[name] for name in DEFAULT_CONFIG}
 
 
-def test_nobody_gets_what_somebody_has(shared_server: Server, topic: str) -> None:
+def test_a_leased_job_is_not_claimed_again(shared_server: Server, topic: str) -> None:
     make_queue(shared_server, topic, 1, 2, 3)
     assert seqs_of(claim(shared_server, topic, 2, node="a")) == [1, 2]
     assert seqs_of(claim(shared_server, topic, 2, node="b")) == [3]
@@ -280,7 +280,7 @@ def test_empty_seqs_do_nothing(shared_server: Server, topic: str, verb: str) -> 
 
 
 @every_settle
-def test_what_is_not_the_nodes_is_skipped(shared_server: Server, topic: str, verb: str) -> None:
+def test_jobs_of_other_nodes_are_skipped(shared_server: Server, topic: str, verb: str) -> None:
     make_queue(shared_server, topic, *range(1, 5))
     claim(shared_server, topic, 2)
     claim(shared_server, topic, node="other")

@@ -63,7 +63,7 @@ def test_a_body_is_a_record(
     assert state["bytes"] == wanted["bytes"]
 
 
-def test_what_is_no_text_is_bytes(shared_server: Server, topic: str) -> None:
+def test_a_body_that_is_not_text_is_bytes(shared_server: Server, topic: str) -> None:
     ok(send(shared_server, topic, b"\x00\xff{}", "image/png"), 201)
     (record,) = records_of(shared_server, topic)
     assert (record["$encoding"], record["data"]) == ("base64", b64encode(b"\x00\xff{}").decode())
@@ -78,12 +78,14 @@ def test_json_text_is_kept(shared_server: Server, topic: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"NaN", b'{"a":NaN}', b'"\xff"', b"hello", b"\xef\xbb\xbf{}"])
-def test_what_is_said_to_be_json_must_parse(shared_server: Server, topic: str, body: bytes) -> None:
+def test_a_body_with_a_json_content_type_must_be_valid_json(
+    shared_server: Server, topic: str, body: bytes
+) -> None:
     refused(send(shared_server, topic, body, "application/json"), 400, "invalid_request")
     refused(shared_server.get(f"/v0/topics/{topic}"), 404, "topic_not_found")
 
 
-def test_what_comes_beside_the_body(shared_server: Server, topic: str) -> None:
+def test_record_fields_in_query_and_headers(shared_server: Server, topic: str) -> None:
     path = f"{topic}/raw?tag=eu.t%C3%A9&node=desk&return_seqs=false&unknown=1"
     written = ok(shared_server.request("POST", f"/v0/topics/{path}", b"x", {"Idempotency-Key": "k"}), 201)
     assert "seqs" not in written
@@ -96,7 +98,7 @@ def test_what_comes_beside_the_body(shared_server: Server, topic: str) -> None:
     assert (second["data"], second["meta"]) == ("zipped", {"traceparent": traceparent})
 
 
-def test_what_a_write_refuses(shared_server: Server, topic: str) -> None:
+def test_refusals_are_those_of_a_write(shared_server: Server, topic: str) -> None:
     def ask(query: str = "", body: bytes = b"x", **headers: str) -> Reply:
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         return shared_server.request("POST", f"/v0/topics/{topic}/raw{query}", body, fields)
@@ -132,7 +134,7 @@ def test_what_a_write_refuses(shared_server: Server, topic: str) -> None:
         ("?from_seq=-1&limit=x&wait_ms=&include_tags=yes&unknown=1", {}),
     ],
 )
-def test_get_reads_what_diff_reads(shared_server: Server, topic: str, query: str, fields: Json) -> None:
+def test_get_and_diff_return_the_same(shared_server: Server, topic: str, query: str, fields: Json) -> None:
     records = [
         {"data": {"n": i}, "tag": tag, "node": node, "meta": {"m": i}}
         for i, (tag, node) in enumerate([("eu.tea", "a"), ("us", "b"), ("eu.jam", "b"), ("eu.tea", "b")])
@@ -205,7 +207,7 @@ def test_a_browser_gets_a_page(shared_server: Server) -> None:
         ("GET", "text/html;q=0"), ("GET", "text/html; level=1; q=0.0, */*"), ("POST", HTML), ("OPTIONS", HTML),
     ],
 )  # fmt: skip
-def test_all_others_get_none(shared_server: Server, method: str, accept: str | None) -> None:
+def test_other_clients_get_no_page(shared_server: Server, method: str, accept: str | None) -> None:
     reply = shared_server.request(method, "/", headers={"Accept": accept} if accept else {})
     refused(reply, 404, "not_found", {})
     assert reply.headers["vary"] == "Accept"

@@ -385,7 +385,7 @@ def test_a_tombstone_alone_ends_the_wait(shared_server: Server, topic: str) -> N
     assert page_of(shared_server, topic, wait_ms=30_000)["tombstone"]["reason"] == "ttl"
 
 
-def test_a_poll_that_its_client_left_harms_nobody(shared_server: Server, topic: str) -> None:
+def test_a_poll_whose_client_disconnects_does_no_harm(shared_server: Server, topic: str) -> None:
     shared_server.put(f"/v0/topics/{topic}")
     left, stays = poll(shared_server, topic), poll(shared_server, topic)
     left._connection.close()

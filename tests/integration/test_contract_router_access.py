@@ -65,7 +65,7 @@ def test_the_name_in_the_path(guarded: Server) -> None:
     make(tea, "tea-x>y", "tea.a", "tea.e")
 
 
-def test_names_in_the_body_come_before_names_that_are_none(guarded: Server) -> None:
+def test_forbidden_names_come_before_invalid_names(guarded: Server) -> None:
     tea = guarded.with_key("tea")
     refused(put(tea, "tea.new", "jam.a", "tea.x"), 403, "forbidden", {"topic": "jam.a"})
     refused(put(tea, "tea.new", "tea.a", "jam.x"), 403, "forbidden", {"topic": "jam.x"})

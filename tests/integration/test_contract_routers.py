@@ -17,7 +17,7 @@ from tests.support.server import Server, running
 # -- making and changing -----------------------------------------------------------------------------------
 
 
-def test_put_makes_and_says_what_there_is(shared_server: Server, topic: str) -> None:
+def test_put_creates_and_returns_the_router(shared_server: Server, topic: str) -> None:
     name, dest = f"{topic}->{topic}.b", f"{topic}.b"
     rule: Json = {"router": name, "source": topic, "dest": dest, **DEFAULTS}
     assert make(shared_server, name, topic, dest) == rule | {"created": True}
@@ -111,7 +111,7 @@ def test_a_source_is_not_its_own_dest(shared_server: Server, topic: str) -> None
     assert topics_like(shared_server, topic) == []
 
 
-def test_bodies_that_are_none(shared_server: Server) -> None:
+def test_invalid_bodies(shared_server: Server) -> None:
     path = path_of(fresh("router"))
     for text in ("{", "[]", "null", "5", '"x"', "", " ", '{"source":"a","dest":NaN}'):
         refused(send_text(shared_server, "PUT", path, text), 400, "invalid_request")
@@ -370,7 +370,7 @@ def test_lists_come_in_pages(rules_server: Server, query: str) -> None:
     assert len(whole) >= 2
 
 
-def test_a_cursor_survives_what_happens_between_pages(rules_server: Server) -> None:
+def test_a_cursor_survives_changes_between_pages(rules_server: Server) -> None:
     page = ok(rules_server.get("/v0/routers?page_size=3"))
     make(rules_server, "a->c0", "a", "c0")
     make(rules_server, "a->a", "a", "a0")

@@ -122,7 +122,7 @@ def test_bodies_that_are_refused(shared_server: Server, body: Json) -> None:
     "text",
     ["", "{", "[]", "5", "null", '"x"', '{"topics":{"t":{}},"limit":NaN}', '{"topics":{"t":{}}} x', b"\xff"],
 )
-def test_texts_that_are_no_watch(shared_server: Server, text: str | bytes) -> None:
+def test_invalid_bodies(shared_server: Server, text: str | bytes) -> None:
     refused(send_text(shared_server, "POST", "/v0/watch", text), 400, "invalid_request")
 
 
@@ -133,7 +133,7 @@ def test_another_content_type(shared_server: Server, content_type: str | None) -
         refused(shared_server.request("POST", "/v0/watch", body, headers), 415, "unsupported_media_type")
 
 
-def test_what_does_no_harm(shared_server: Server, topic: str) -> None:
+def test_harmless_fields_and_values(shared_server: Server, topic: str) -> None:
     shared_server.write(topic, 1)
     for fields in (
         {"unknown": [1], "wid": "mine"},
@@ -160,7 +160,7 @@ def test_an_unknown_topic_is_not_found(shared_server: Server, topic: str, query:
 
 
 @pytest.mark.parametrize("query", ["?lenient=true", "?lenient=1"])
-def test_lenient_drops_what_is_unknown(shared_server: Server, topic: str, query: str) -> None:
+def test_lenient_drops_unknown_topics(shared_server: Server, topic: str, query: str) -> None:
     shared_server.write(topic, 1)
     session = watch(shared_server, {fresh("absent"): {}, topic: {}, "no/name": {}}, query=query)
     assert list(session["topics"]) == [topic]
@@ -268,7 +268,7 @@ def test_the_default_and_the_largest_max_batch_bytes(
 
 
 @pytest.mark.parametrize("heartbeat_ms", [0, 1, 30])
-def test_the_heartbeat_has_a_floor(shared_server: Server, topic: str, heartbeat_ms: int) -> None:
+def test_the_heartbeat_has_a_minimum(shared_server: Server, topic: str, heartbeat_ms: int) -> None:
     """conftest.py lowers the minimum for the tests' server: no stream sends heartbeats more often than that."""
     shared_server.put(f"/v0/topics/{topic}")
     stream = follow(shared_server, topic, heartbeat_ms=heartbeat_ms)

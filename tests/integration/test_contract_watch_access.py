@@ -95,7 +95,7 @@ def get(server: Server, path: str, protocol: Protocol, **headers: str) -> Reply:
 
 @pytest.mark.parametrize("protocol", ["http1", "h2c"])
 @pytest.mark.parametrize("accept", ["text/html", "application/json", "text/*;q=1"])
-def test_what_does_not_accept_a_stream(
+def test_requests_that_do_not_accept_a_stream(
     guarded: Server, watched: str, protocol: Protocol, accept: str
 ) -> None:
     session = watch(guarded.with_key("s3cret-all"), watched)
@@ -114,7 +114,9 @@ def test_what_does_not_accept_a_stream(
     ],
 )
 @pytest.mark.parametrize("protocol", ["http1", "h2c"])
-def test_what_accepts_a_stream(everyone: Server, watched: str, protocol: Protocol, accept: str) -> None:
+def test_requests_that_accept_a_stream(
+    everyone: Server, watched: str, protocol: Protocol, accept: str
+) -> None:
     stream = open_stream(everyone, watch(everyone, watched), protocol=protocol, Accept=accept)
     stream.take("record", "caught-up")
     stream.close()
@@ -164,7 +166,7 @@ def test_a_key_in_the_query(
     stream.close()
 
 
-def test_the_first_token_counts_and_elsewhere_none(guarded: Server, watched: str) -> None:
+def test_the_first_token_counts_and_only_for_streams(guarded: Server, watched: str) -> None:
     path = watch(guarded.with_key("s3cret-read"), watched)["stream_url"]
     refused(guarded.get(f"{path}?token=nobody&token=s3cret-read"), 401, "unauthorized")
     refused(guarded.get(f"/v0/topics/{watched}?token=s3cret-all"), 401, "unauthorized")
@@ -272,7 +274,7 @@ def test_the_server_s_caps(start_server: Callable[..., Server]) -> None:
 # -- the stop ----------------------------------------------------------------------------------------------
 
 
-def test_a_stop_ends_streams_with_a_word(start_server: Callable[..., Server]) -> None:
+def test_a_stop_ends_streams_with_an_error_frame(start_server: Callable[..., Server]) -> None:
     server = start_server()
     ok(server.write("t", 1), 201)
     session = watch(server, "t")

@@ -67,7 +67,7 @@ def fails(ws: WebSocket, op: str, code: str, **fields: Any) -> None:
         {"Sec-WebSocket-Version": "12"},
     ],
 )
-def test_what_is_no_upgrade(shared_server: Server, headers: dict[str, str | None]) -> None:
+def test_invalid_upgrades(shared_server: Server, headers: dict[str, str | None]) -> None:
     reply = refused_upgrade(shared_server, headers)
     refused(reply, 400, "invalid_request")
     assert reply.headers["sec-websocket-version"] == "13"
@@ -110,7 +110,7 @@ def test_no_request_id_is_null(ws: WebSocket) -> None:
         '{"op":"publish","topic":"t","records":[{"data":1}],"create":"yes"}',
     ],
 )  # fmt: skip
-def test_what_cannot_be_read(ws: WebSocket, text: str) -> None:
+def test_invalid_messages(ws: WebSocket, text: str) -> None:
     ws.send_text(text)
     error = ws.next()
     assert (error["op"], error["request_id"], error["code"]) == ("error", None, "invalid_json")
@@ -190,7 +190,7 @@ def test_where_topics_begin(shared_server: Server, ws: WebSocket) -> None:
     assert reply["topics"] == {one: {"from_seq": 2, "head_seq": 3, "earliest_seq": 1}}
 
 
-def test_what_no_subscription_is(shared_server: Server, ws: WebSocket, topic: str) -> None:
+def test_invalid_subscriptions(shared_server: Server, ws: WebSocket, topic: str) -> None:
     shared_server.write(topic, 1)
     fails(ws, "subscribe", "invalid_request")
     fails(ws, "subscribe", "invalid_request", topics={})
@@ -202,7 +202,7 @@ def test_what_no_subscription_is(shared_server: Server, ws: WebSocket, topic: st
     alive(ws)
 
 
-def test_lenient_drops_what_is_unknown(shared_server: Server, ws: WebSocket, topic: str) -> None:
+def test_lenient_drops_unknown_topics(shared_server: Server, ws: WebSocket, topic: str) -> None:
     shared_server.write(topic, 1)
     reply = ws.ask("subscribe", topic=fresh("absent"), topics={topic: {}, fresh("absent"): {}}, lenient=True)
     assert list(reply["topics"]) == [topic]
@@ -426,7 +426,7 @@ def test_a_publish_of_nothing_or_to_nowhere(ws: WebSocket, fields: Json) -> None
     alive(ws)
 
 
-def test_an_ack_comes_before_what_it_causes(shared_server: Server, ws: WebSocket, topic: str) -> None:
+def test_an_ack_comes_before_the_published_record(shared_server: Server, ws: WebSocket, topic: str) -> None:
     shared_server.put(f"/v0/topics/{topic}")
     ws.ask("subscribe", topic=topic)
     ws.take("caught_up")

@@ -90,9 +90,7 @@ def test_a_consumer_is_reset_only_to_a_seq_of_this_topic(shared_server: Server, 
     refused(shared_server.post(reset, {"to": "start", "epoch": new}), 400, "invalid_request")
 
 
-def test_a_stream_that_comes_back_hears_of_a_topic_that_was_created_again(
-    shared_server: Server, topic: str
-) -> None:
+def test_a_resumed_stream_is_told_that_a_topic_was_created_again(shared_server: Server, topic: str) -> None:
     ok(shared_server.write(topic, 1, 2, 3), 201)
     session = watch(shared_server, {topic: {}})
     assert set(session["topics"][topic]) == {"from_seq", "head_seq", "earliest_seq"}
@@ -132,9 +130,7 @@ def test_a_stream_that_comes_back_hears_of_a_topic_that_was_created_again(
             ok(shared_server.post(f"/v0/topics/{topic}/delete", {"seqs": [5]}))
 
 
-def test_a_stream_that_has_told_of_a_new_topic_goes_on_after_its_ids(
-    shared_server: Server, topic: str
-) -> None:
+def test_a_stream_that_reported_a_new_topic_resumes_from_its_ids(shared_server: Server, topic: str) -> None:
     """Also if the new cursor could be one of the old, longer topic; and another stream of the topic has its own ids."""
     other = f"{topic}.other"
     for name in (topic, other):
@@ -210,7 +206,7 @@ def test_a_socket_takes_epochs_and_names_them(shared_server: Server, topic: str)
 # -- the client --------------------------------------------------------------------------------------------
 
 
-def test_an_iteration_hears_of_a_topic_that_was_created_again_between_two_pages(
+def test_an_iteration_is_told_that_a_topic_was_created_again_between_two_pages(
     shared_server: Server, topic: str
 ) -> None:
     ok(shared_server.write(topic, 1, 2, 3, 4), 201)
@@ -234,7 +230,7 @@ def test_an_iteration_hears_of_a_topic_that_was_created_again_between_two_pages(
         assert client.write(topic, 1, include_epoch=True).epoch == page.epoch == client.get_topic(topic).epoch
 
 
-def test_a_tail_that_goes_on_from_its_cursors_hears_of_a_topic_that_was_created_again(
+def test_a_tail_resumed_from_cursors_is_told_that_a_topic_was_created_again(
     shared_server: Server, topic: str
 ) -> None:
     ok(shared_server.write(topic, 1, 2, 3), 201)
@@ -253,7 +249,9 @@ def test_a_tail_that_goes_on_from_its_cursors_hears_of_a_topic_that_was_created_
             assert next(records).data == "d"
 
 
-def test_a_tail_whose_worker_dies_hears_that_the_head_went_back(start_server: Callable[..., Server]) -> None:
+def test_a_tail_whose_worker_dies_is_told_that_the_head_went_back(
+    start_server: Callable[..., Server],
+) -> None:
     """The command reports it on stderr."""
     server = start_server(shards=1)
     lost: list[Tombstone] = []

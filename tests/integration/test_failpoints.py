@@ -70,7 +70,7 @@ def make_log(disk: FailpointDisk) -> int:
         ("lost+found", "other"),
     ],
 )
-def test_a_path_is_named_by_what_it_holds(path: str, what: str) -> None:
+def test_names_of_paths(path: str, what: str) -> None:
     assert kind_of(path) == what
 
 
@@ -89,7 +89,7 @@ def test_a_path_is_named_by_what_it_holds(path: str, what: str) -> None:
         "wal.sync.before kill once=1",
     ],
 )
-def test_a_line_that_means_nothing_is_refused(line: str, tmp_path: Path, folder: Path) -> None:
+def test_an_invalid_line_is_refused(line: str, tmp_path: Path, folder: Path) -> None:
     with pytest.raises(BadFailpoint):
         parse_point(line)
     arm(folder, line)
@@ -188,7 +188,7 @@ def test_a_kill_leaves_exactly_what_was_done(line: str, left: bytes, tmp_path: P
     )
 
 
-def test_a_pause_lasts_until_somebody_ends_it(tmp_path: Path, folder: Path) -> None:
+def test_a_pause_lasts_until_sigcont(tmp_path: Path, folder: Path) -> None:
     arm(folder, "wal.sync.before pause")
     child = subprocess.Popen([sys.executable, "-c", DYING, str(tmp_path / "data"), str(folder)], cwd=ROOT)
     _, status = os.waitpid(child.pid, os.WUNTRACED)

@@ -43,7 +43,7 @@ def made(request: pytest.FixtureRequest) -> str:
     return done.stdout
 
 
-def test_the_page_is_what_the_marks_say(made: str) -> None:
+def test_the_page_is_generated_from_the_marks(made: str) -> None:
     assert PAGE.read_text("utf-8") == made, "run: python -m tests.support.faults_catalogue"
 
 

@@ -125,7 +125,7 @@ def test_directory_on_a_read_only_mount(tmp_path: Path) -> None:
     "a worker of an earlier server still holds the lock of its shard",
     "its topics get 503, other shards serve existing topics; once the lock is released, the shard serves too",
 )
-def test_lock_of_a_shard_that_somebody_holds(start_server: Start, tmp_path: Path) -> None:
+def test_lock_of_a_shard_is_held(start_server: Start, tmp_path: Path) -> None:
     folder = tmp_path / "held"
     lock = folder / "data" / "layout-1" / "shard-01" / "LOCK"
     first = start_server(folder=folder)

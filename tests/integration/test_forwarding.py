@@ -164,7 +164,7 @@ def test_rules_go_with_their_topics(shared_server: Server) -> None:
     assert shared_server.delete(f"/v0/topics/{source}").json["routers_removed"] == []
 
 
-def test_a_stop_sends_what_is_owed(start_server: Start) -> None:
+def test_a_stop_sends_owed_copies(start_server: Start) -> None:
     """Along a chain over both shards: a dest that gets copies in turn owes them to the next one."""
     server = start_server()
     chain = [name_on(i % 2, f"link{i}") for i in range(6)]

@@ -161,7 +161,7 @@ def test_fields_that_a_stream_needs_reach_the_gate() -> None:
     run(test)
 
 
-def test_answers_before_a_stream_come_first_and_requests_after_it_are_nothing() -> None:
+def test_answers_before_a_stream_come_first_and_requests_after_it_are_ignored() -> None:
     async def test() -> None:
         world, gate = stream_world()
         gate.echo = echo = Admission()
@@ -177,7 +177,7 @@ def test_answers_before_a_stream_come_first_and_requests_after_it_are_nothing() 
     run(test)
 
 
-def test_much_input_before_a_stream_does_not_keep_us_from_hearing_its_end() -> None:
+def test_the_end_is_noticed_after_much_input_before_a_stream() -> None:
     async def test() -> None:
         world, gate = stream_world()
         connection, transport = world.connect()
@@ -207,7 +207,7 @@ def test_head_gets_the_head() -> None:
 @fault("client", "a client disconnects before its stream has begun", "the stream's owner is told once")
 @pytest.mark.parametrize("path", [b"/wait", b"/v0/topics/wait"])
 @pytest.mark.parametrize("turns", range(4))
-def test_a_client_that_went_early(path: bytes, turns: int) -> None:
+def test_a_client_that_disconnects_early(path: bytes, turns: int) -> None:
     async def test() -> None:
         for answered_first in (True, False):
             world, gate = stream_world()
@@ -228,7 +228,7 @@ def test_a_client_that_went_early(path: bytes, turns: int) -> None:
     run(test)
 
 
-def test_a_client_that_has_said_that_it_ends_gets_no_stream() -> None:
+def test_a_half_closed_client_gets_no_stream() -> None:
     async def test() -> None:
         world, gate = stream_world()
         connection, transport = world.connect()

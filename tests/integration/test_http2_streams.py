@@ -136,7 +136,7 @@ def test_head_gets_the_head() -> None:
     run(test)
 
 
-def test_a_conversation_is_refused() -> None:
+def test_a_websocket_is_refused() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
         tap = Tap()
@@ -152,7 +152,7 @@ def test_a_conversation_is_refused() -> None:
 
 
 @fault("client", "a client disconnects before its stream has begun", "the stream's owner is told once")
-def test_a_client_that_went_early() -> None:
+def test_a_client_that_disconnects_early() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
         first, second = Tap(), Tap()
@@ -242,7 +242,7 @@ def test_a_closed_window_fills_its_own_stream_only() -> None:
     run(test)
 
 
-def test_close_sends_what_a_closed_window_has_kept() -> None:
+def test_close_sends_bytes_that_wait_for_the_window() -> None:
     async def test() -> Bench:
         watch = Watch()
         bench = watch.bench

@@ -99,7 +99,7 @@ def test_every_front_says_the_same(server: Server, clients: list[Client]) -> Non
     assert len(next(iter(lists))) == 30
 
 
-def test_what_one_front_wrote_every_front_reads(server: Server, clients: list[Client]) -> None:
+def test_a_write_through_one_front_is_read_through_every_front(server: Server, clients: list[Client]) -> None:
     for i in range(20):
         assert server.write("mixed", i).status in (200, 201)
     for client in clients:
@@ -133,7 +133,7 @@ def test_a_front_s_death_is_not_the_other_s(server: Server, clients: list[Client
     "a worker is killed under several fronts",
     "every front refuses its topics at once, and serves them again when it is back",
 )
-def test_a_worker_s_death_is_told_to_every_front(start_server: Callable[..., Server]) -> None:
+def test_every_front_notices_the_death_of_a_worker(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_FRONTS": "2"})
     made = [Client(server) for _ in range(20)]
 

@@ -19,7 +19,7 @@ def test_two_hundred_thousand_records(tmp_path: Path) -> None:
     assert report.touch_read_bytes < report.data_bytes // 2
 
 
-def test_what_a_topic_at_rest_costs(tmp_path: Path) -> None:
+def test_memory_of_an_idle_topic(tmp_path: Path) -> None:
     """A hundred thousand of them, with the processes, have to fit into a GiB."""
     report = many_topics(tmp_path, pick(short=2500, long=5000), shards=1)
     assert report.bytes_per_topic < 8192, report

@@ -167,7 +167,7 @@ ATTACKS: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 @pytest.mark.parametrize("what", ATTACKS)
-def test_what_is_no_output_is_refused(server: Server, plan: Any, what: str) -> None:
+def test_invalid_outputs_are_refused(server: Server, plan: Any, what: str) -> None:
     name, spoil = ATTACKS[what]
     spoil(cold(server) / plan["staging"] / name)
     detail = refused(commit(server, plan), 422, "output_invalid")
@@ -227,7 +227,7 @@ def test_bytes_that_change_while_they_are_compared(server: Server, plan: Any) ->
         ("/{id}/abandon", {"lease": {}}),
     ],
 )
-def test_bodies_that_are_none(server: Server, plan: Any, action: str, body: Any) -> None:
+def test_invalid_bodies(server: Server, plan: Any, action: str, body: Any) -> None:
     reply = server.post(PLAN + action.format(id=plan["plan_id"]), body)
     if body == {"target_bytes": -1}:
         assert reply.status in (400, 409), "clamped, or refused; another client has the lease"
@@ -259,7 +259,7 @@ def test_plans_and_leases_of_others(server: Server, plan: Any) -> None:
             server.with_key("root")
 
 
-def test_snapshots_of_others_and_of_nobody(server: Server, plan: Any) -> None:
+def test_snapshots_of_others_and_unknown_ones(server: Server, plan: Any) -> None:
     pin = ok(server.post("/v0/topics/t/snapshots", {"ttl_ms": 1}))
     for other in ("..%2fCURRENT", "..%2f..%2f..%2fdata", "x" * 300, "0" * 16, "%00"):
         reply = server.delete(f"/v0/topics/t/snapshots/{other}")

@@ -37,7 +37,7 @@ def test_it_is_a_server(start_server: Callable[..., Server], command: tuple[str,
 
 
 @TWO_WAYS
-def test_its_end_is_told(start_server: Callable[..., Server], command: tuple[str, ...]) -> None:
+def test_its_exit_is_reported(start_server: Callable[..., Server], command: tuple[str, ...]) -> None:
     server = start_server(command=command)
     assert server.process is not None
     children = server.children().values()

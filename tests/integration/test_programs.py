@@ -46,7 +46,7 @@ def test_the_openapi_document_is_printed() -> None:
     )
 
 
-def test_a_terminal_is_told_what_du_waits_for(data: Path) -> None:
+def test_du_shows_progress_on_a_terminal(data: Path) -> None:
     """A progress line on a terminal, which is erased at the end; none elsewhere."""
     ours, theirs = os.openpty()
     command = ["-m", "topics.cli", "du", str(data), "--json"]

@@ -310,7 +310,7 @@ def write(topic: str, headers: bytes = b"", version: bytes = b"1.1") -> bytes:
     )
 
 
-def test_what_follows_the_length_is_the_next_request(server: Server, topic: str) -> None:
+def test_bytes_after_the_content_length_are_the_next_request(server: Server, topic: str) -> None:
     replies = ask(server, write(topic) + b"xx" + HIDDEN)
     assert [reply.status for reply in replies] == [201, 405]
     check_untouched(server)

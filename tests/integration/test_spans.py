@@ -103,7 +103,7 @@ def test_a_write_that_fails_has_a_span_that_says_so(told: tuple[OtlpReceiver, An
 # ---- off
 
 
-def test_without_the_variables_nobody_imports_opentelemetry() -> None:
+def test_without_the_variables_opentelemetry_is_not_imported() -> None:
     code = "import router.front, topics.client.asynchronous, topics.client.worker, topics.cli.__main__, workers.process.supervisor"
     assert "opentelemetry" not in modules_of(f"{code}\nassert router.front.open_spans(0) is None")
 
@@ -115,7 +115,7 @@ def modules_of(code: str) -> str:
     ).stdout
 
 
-def test_a_collector_that_is_away_harms_nobody(tmp_path: Path) -> None:
+def test_an_unreachable_collector_does_no_harm(tmp_path: Path) -> None:
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", **SOON}
     with running(tmp_path, environment=environ) as server:
         assert server.write("a", 1).status == 201

@@ -275,7 +275,7 @@ def test_a_hung_child_is_killed_and_replaced(server: Server) -> None:
 
 
 @fault("supervisor", "a child cannot start", "it is retried with growing delays; the others serve")
-def test_a_child_that_cannot_start_is_tried_again_ever_slower(server: Server) -> None:
+def test_a_child_that_cannot_start_is_retried_with_growing_delays(server: Server) -> None:
     server.start(FAKE_FAILS="front", TOPICS_LOG_FORMAT="json")
     until(lambda: len(server.pids("front")) >= 4, "fourth try")
     lines = [json.loads(line) for line in server.text().splitlines() if '"restart_in_ms"' in line]
@@ -297,7 +297,7 @@ def files_of(pid: int) -> set[str]:
     return found
 
 
-def test_a_child_holds_nothing_of_the_supervisors_but_what_it_is_given(server: Server) -> None:
+def test_a_child_inherits_only_its_own_descriptors(server: Server) -> None:
     """Neither the directory's lock nor another child's channel: the child would keep both open after the supervisor's end. Also after a restart."""
     server.start(TOPICS_FRONTS="2").up(fronts=2)
     for role in ("worker", "front"):
@@ -352,7 +352,7 @@ def test_a_child_comes_back_though_nothing_can_be_logged(
     "its log goes into a full pipe",
     "lines are dropped; children that die are restarted, and it stops when told to",
 )
-def test_nobody_waits_for_who_reads_the_log(server: Server, tmp_path: Path) -> None:
+def test_a_full_log_pipe_blocks_no_process(server: Server, tmp_path: Path) -> None:
     server.stderr = tmp_path / "pipe"
     os.mkfifo(server.stderr)
     pipe = os.open(server.stderr, os.O_RDWR | os.O_NONBLOCK)
@@ -408,7 +408,7 @@ def test_a_stop_drains_fronts_before_workers(server: Server, number: signal.Sign
         socket.create_connection(server.address())
 
 
-def test_workers_stop_when_none_of_them_owes_anything(server: Server) -> None:
+def test_workers_stop_when_none_owes_copies(server: Server) -> None:
     server.start().up()
     assert server.stop() == 0
     events = [entry["event"] for entry in server.entries() if entry["role"] == "worker"]
@@ -429,7 +429,7 @@ def test_a_worker_that_goes_on_owing_does_not_keep_the_server_from_stopping(serv
 
 
 @fault("supervisor", "a worker does not stop in time", "it is killed, and the exit code tells")
-def test_a_worker_that_does_not_drain_is_killed_and_it_shows(server: Server) -> None:
+def test_a_worker_that_does_not_drain_is_killed_and_the_exit_code_tells(server: Server) -> None:
     server.start(FAKE_DEAF="worker", WORKER_DRAIN_S="0.2").up()
     assert server.stop() == 1
     assert not any(is_alive(pid) for pid in server.pids())
@@ -533,7 +533,7 @@ def test_a_locked_directory_is_refused_by_name(server: Server, tmp_path: Path) -
     "the configuration asks for another number of shards than the layout has",
     "the number of shards is changed before anything else is started",
 )
-def test_another_shard_count_is_brought_about_and_none_means_the_stored_one(server: Server) -> None:
+def test_another_number_of_shards_starts_resharding_and_none_means_the_stored_one(server: Server) -> None:
     server.start().up().stop()
     assert json.loads((server.data / "layout.json").read_text()) == {
         "format": 1,

@@ -75,7 +75,7 @@ def test_raw_is_data_alone() -> None:
     assert record_format.as_data(BYTES) == b'"AAH/"\n'
 
 
-def test_a_terminal_gets_colours_and_obeys_no_record() -> None:
+def test_a_terminal_gets_colours_and_no_escapes_of_records() -> None:
     sly = record('{"$seq":1,"$ts":0,"data":"\x9b2J\x7f ü"}'.encode())
     line = record_format.as_coloured_text(sly).decode()
     assert line.endswith('"\\u009b2J\\u007f ü"\n')
@@ -173,7 +173,7 @@ def test_a_server_that_forgets_at_once_is_asked_after_a_pause() -> None:
     assert len(server.asked) == 7
 
 
-def test_gaps_and_deleted_topics_are_told() -> None:
+def test_gaps_and_deleted_topics_are_reported() -> None:
     gap = {"topic": "t", "earliest_seq": 5, "head_seq": 9}
     stream = (
         event("tombstone", "a", reason="cap", gap_from=1, gap_to=4, **gap)
@@ -214,7 +214,7 @@ def test_a_pattern_outlives_its_topics() -> None:
     assert (run.code, run.shown) == (OK, [1])
 
 
-def test_a_topic_deleted_while_nobody_looked() -> None:
+def test_a_topic_deleted_while_the_stream_was_disconnected() -> None:
     with serving(
         made(a=1, b=1),
         Answer(body=SOON + event("caught-up", "z", topic="b", head_seq=1)),
@@ -239,7 +239,7 @@ def test_a_server_that_is_not_ready_is_asked_again(status: int) -> None:
     assert server.ids == [None, "a", "a"]
 
 
-def test_why_a_stream_ended_is_told() -> None:
+def test_the_reason_why_a_stream_ended_is_reported() -> None:
     bye = event("error", code="server_shutting_down", error="stopping", message="the server is stopping")
     advice = event("error", code=429, error="slow down", message="slow down", retry_after_ms=5, topics=["t"])
     with serving(
@@ -281,7 +281,7 @@ def test_a_refusal_ends_it(answer: Answer, told: str) -> None:
     assert run.reason.startswith(told.format(url=server.url))
 
 
-def test_an_event_that_is_none_of_ours_ends_it() -> None:
+def test_an_invalid_event_ends_it() -> None:
     with serving(made(t=0), Answer(body=event("record", "a", later=1))) as server:
         assert Run(server).code == FAILED
 

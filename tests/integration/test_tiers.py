@@ -229,7 +229,7 @@ def test_a_slow_cold_tier_slows_history_and_nothing_else(moved: Server) -> None:
     assert server.stop() == 0
 
 
-def test_a_cold_directory_that_is_gone_is_told_and_comes_back(moved: Server) -> None:
+def test_a_missing_cold_directory_is_reported_until_it_is_back(moved: Server) -> None:
     server = moved
     away = server.folder / "unmounted"
     (server.folder / "cold").rename(away)

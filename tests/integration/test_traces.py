@@ -57,7 +57,7 @@ def test_forwarded(shared_server: Server, topic: str, guarantee: str) -> None:
     assert copy["meta"] | {"own": 1, **META} == copy["meta"]
 
 
-def test_what_is_malformed_is_ignored(shared_server: Server, topic: str) -> None:
+def test_malformed_headers_are_ignored(shared_server: Server, topic: str) -> None:
     for header in ("00-1-2-01", PARENT.upper(), f"{PARENT}, {PARENT}", "x" * 5000):
         reply = shared_server.post(f"/v0/topics/{topic}", {"records": [{"data": 1}]}, traceparent=header)
         assert reply.status in (200, 201)

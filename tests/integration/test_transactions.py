@@ -156,7 +156,7 @@ def test_bad_bodies(shared_server: Server, topic: str, action: str, body: Json) 
     refused(shared_server.post(target, body), 400, "invalid_request")
 
 
-def test_what_is_not_there(shared_server: Server, topic: str) -> None:
+def test_unknown_topics_and_transactions(shared_server: Server, topic: str) -> None:
     refused(stage(shared_server, topic, UNKNOWN, "a", 0, 1), 404, "topic_not_found")
     refused(
         shared_server.post(path(topic), {"producer": "p", "batch": 1, "create": False}),

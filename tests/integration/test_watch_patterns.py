@@ -84,7 +84,7 @@ def test_which_topics_a_pattern_covers(server: Server, base: str, pattern: str, 
 
 
 @pytest.mark.parametrize("pattern", ["a.>.b", ">.a", "a..*", ".*", "*.", "a.*.", ".>", "a.>.>"])
-def test_what_is_no_pattern(server: Server, pattern: str) -> None:
+def test_invalid_patterns(server: Server, pattern: str) -> None:
     for query in ("", "?lenient=true"):
         reply = server.post(f"/v0/watch{query}", {"topics": {pattern: {}}})
         refused(reply, 400, "invalid_request")
@@ -146,7 +146,7 @@ def test_a_topic_under_two_patterns_comes_once(server: Server, base: str) -> Non
     stream.close()
 
 
-def test_what_a_pattern_has_found_is_resumed(server: Server, base: str) -> None:
+def test_topics_that_a_pattern_found_are_resumed(server: Server, base: str) -> None:
     ok(server.write(f"{base}.a", 1), 201)
     session = watch(server, {f"{base}.>": {}})
     ledger = Ledger()
@@ -201,7 +201,9 @@ def test_websockets_are_members_of_a_group(server: Server, base: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", [">", "*.{}.>", "team.{}.>"])
-def test_a_pattern_sees_only_what_its_key_may(keyed: Server, server: Server, base: str, pattern: str) -> None:
+def test_a_pattern_matches_only_topics_that_its_key_may_read(
+    keyed: Server, server: Server, base: str, pattern: str
+) -> None:
     inside, outside = f"team.{base}.a", f"tea.{base}.a"
     for name in (inside, outside):
         ok(server.write(name, 1), 201)
@@ -321,7 +323,7 @@ def test_each_record_goes_to_one_member(server: Server, base: str, members: Memb
     assert all(members.given[stream][base] for stream in members.streams), "every member gets records"
 
 
-def test_who_joins_later_begins_where_the_group_is(server: Server, base: str, members: Members) -> None:
+def test_a_later_member_begins_at_the_group_s_cursor(server: Server, base: str, members: Members) -> None:
     ok(server.write(base, *range(10)), 201)
     members.join(follow(server, {base: {"from_seq": 4}}, group="g"))
     members.until(base, [5, 6, 7, 8, 9, 10])

@@ -203,7 +203,7 @@ def test_each_topic_is_led_by_its_own(shared_server: Server, protocol: Protocol)
 
 
 @pytest.mark.parametrize("cursor", ["1", -1, 1.5, None, {}, [1], True])
-def test_a_cursor_that_is_none_is_ignored(shared_server: Server, topic: str, cursor: Any) -> None:
+def test_an_invalid_cursor_is_ignored(shared_server: Server, topic: str, cursor: Any) -> None:
     shared_server.write(topic, *range(4))
     session = watch(shared_server, {topic: {"from_seq": 2}})
     assert first_record(shared_server, session, "http1", make_id({topic: cursor})) == [3, 4]
@@ -212,13 +212,13 @@ def test_a_cursor_that_is_none_is_ignored(shared_server: Server, topic: str, cur
 @pytest.mark.parametrize(
     "text", ["", "!!!", "a", "=", "e30==x", "W10", "NQ", "bnVsbA", "x" * 5000, "1", "_w"]
 )
-def test_what_is_no_id_is_ignored(shared_server: Server, topic: str, text: str) -> None:
+def test_an_invalid_id_is_ignored(shared_server: Server, topic: str, text: str) -> None:
     shared_server.write(topic, *range(4))
     session = watch(shared_server, {topic: {"from_seq": 2}})
     assert first_record(shared_server, session, "http1", text) == [3, 4]
 
 
-def test_back_to_what_is_gone(shared_server: Server, topic: str, protocol: Protocol) -> None:
+def test_back_to_evicted_records(shared_server: Server, topic: str, protocol: Protocol) -> None:
     ok(shared_server.put(f"/v0/topics/{topic}", {"cap_records": 2}), 201)
     shared_server.write(topic, 1)
     session = watch(shared_server, topic)

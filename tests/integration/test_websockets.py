@@ -225,7 +225,7 @@ def test_fragments_with_pings_between_them(new_loop: NewLoop) -> None:
     run_on(new_loop, test)
 
 
-def test_what_comes_with_the_handshake_is_not_lost() -> None:
+def test_frames_right_after_the_handshake_are_not_lost() -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = await raw(site, frame(b"early") + frame(b"bird")[:3])
@@ -294,7 +294,7 @@ def test_the_client_closes(new_loop: NewLoop) -> None:
 
 @LOOPS
 @pytest.mark.parametrize("how", ["eof", "reset"])
-def test_the_client_goes_without_a_word(new_loop: NewLoop, how: str) -> None:
+def test_the_client_disconnects_without_a_close_frame(new_loop: NewLoop, how: str) -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = await raw(site, frame(b"a"))
@@ -334,7 +334,7 @@ def test_the_server_stops(new_loop: NewLoop) -> None:
     run_on(new_loop, test)
 
 
-def test_a_conversation_that_begins_while_the_server_stops() -> None:
+def test_a_websocket_that_opens_while_the_server_stops() -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = Raw(*await site.connect(handshake(b"/wait")))
@@ -376,7 +376,7 @@ def test_abort() -> None:
         (frame(b"a" * 1_000_001)[:14], 1009),
     ],
 )
-def test_what_is_no_frame(bytes_: bytes, code: int) -> None:
+def test_invalid_frames(bytes_: bytes, code: int) -> None:
     async def test() -> None:
         async with Site(SocketGate(), body_bytes_max=1_000_000) as site:
             client = await raw(site, frame(b"before") + bytes_ + bytes(300_000))
@@ -439,7 +439,7 @@ def test_the_largest_message() -> None:
 
 
 @fault("front", "the handler of a WebSocket fails", "it is closed with 1011; the front continues")
-def test_a_conversation_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with Site(SocketGate()) as site:
             client = await raw(site, frame(b"fail") + frame(b"after"))
@@ -602,7 +602,7 @@ def test_a_good_handshake(changes: dict[str, bytes], caplog: pytest.LogCaptureFi
 
 @fault("client", "a client disconnects before its stream has begun", "the stream's owner is told once")
 @pytest.mark.parametrize("turns", range(6))
-def test_a_client_that_went_early(turns: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_disconnects_early(turns: int, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         for answered_first in (True, False):
             world, _ = stream_world(gate := SocketGate())

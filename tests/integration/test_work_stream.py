@@ -134,7 +134,7 @@ def test_jobs_come_as_they_are_written_and_acks_make_room(
 
 
 @pytest.mark.parametrize("lease_ms", [86_400_000, 200], ids=["a nack", "an expiry"])
-def test_what_ends_a_lease_makes_room(shared_server: Server, queue: str, lease_ms: int) -> None:
+def test_the_end_of_a_lease_makes_room(shared_server: Server, queue: str, lease_ms: int) -> None:
     stream = work(shared_server, queue, f"node=n&lease_ms={lease_ms}")
     ok(shared_server.write(queue, 1))
     (first,) = jobs_of(stream, 1)
@@ -272,7 +272,7 @@ def test_without_acks_everything_flows(shared_server: Server, protocol: Protocol
     stream.close()
 
 
-def test_what_was_lost_is_told(shared_server: Server) -> None:
+def test_losses_are_reported(shared_server: Server) -> None:
     topic = make_consumer(shared_server, topic={"cap_records": 2})
     ok(shared_server.write(topic, *range(5)))
     stream = consume(shared_server, topic)
@@ -378,7 +378,9 @@ def test_a_deleted_topic_or_consumer_ends_its_streams(shared_server: Server, pro
 
 
 @both_protocols
-def test_a_stop_is_told(start_server: Callable[..., Server], protocol: Protocol) -> None:
+def test_a_stop_ends_streams_with_an_error_frame(
+    start_server: Callable[..., Server], protocol: Protocol
+) -> None:
     server = start_server()
     queue, topic = make_queue(server), make_consumer(server)
     ok(server.write(queue, 1))

@@ -22,7 +22,7 @@ PEAK_MIB_MAX = 600  # of any process; one flood of records once took 1650 MiB of
     "slow syncs, and ten times the load",
     "memory stays bounded, no acked record is lost, the server recovers by itself",
 )
-def test_ten_times_what_it_sustains(tmp_path: Path) -> None:
+def test_ten_times_the_sustainable_load(tmp_path: Path) -> None:
     server = start(tmp_path)
     try:
         report = overload(server, seconds=4.0, connections=200, calm_s=1.0, slack_ms=1000.0)

@@ -190,7 +190,7 @@ def test_a_killed_job_is_resumed(server: Server, local: LocalEngine) -> None:
     assert segments_of(server, "m3") < count
 
 
-def test_a_second_job_is_told_to_come_later(server: Server, local: LocalEngine) -> None:
+def test_a_second_job_is_refused_for_now(server: Server, local: LocalEngine) -> None:
     outcomes: list[Outcome] = []
     engine = HookedEngine(local, lambda: outcomes.append(job(server, "m4", local).run()))
     first = job(server, "m4", engine).run()
@@ -198,7 +198,7 @@ def test_a_second_job_is_told_to_come_later(server: Server, local: LocalEngine) 
     assert seqs_of(server, "m4") == list(range(1, 101))
 
 
-def test_one_that_has_slept_finds_that_another_was_done(server: Server, local: LocalEngine) -> None:
+def test_a_paused_job_finds_that_another_has_published(server: Server, local: LocalEngine) -> None:
     """Its lease has expired, and another job has taken over and published the same plan: both get the same result."""
     outcomes: list[Outcome] = []
 
@@ -213,7 +213,7 @@ def test_one_that_has_slept_finds_that_another_was_done(server: Server, local: L
     assert seqs_of(server, "m5") == list(range(1, 101))
 
 
-def test_damage_is_told_and_the_rest_is_merged(
+def test_damage_is_reported_and_the_rest_is_merged(
     server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [topic] = find_topics(str(server.folder / "cold"), "m6")
@@ -326,7 +326,9 @@ def test_a_purge_rewrites_only_what_has_dead_records(
     assert "nothing to do" in capsys.readouterr().out
 
 
-def test_what_passes_by_itself_is_for_later(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_temporary_refusals_have_their_own_exit_code(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Another job has the plan, or readers hold all snapshots of a topic: exit code 4, so that the job is run again later."""
     path = "/v0/topics/m9"
     plan = server.post(f"{path}/consolidation", {"target_bytes": 4000, "min_segments": 1}).json
@@ -356,9 +358,7 @@ def test_without_an_address_it_is_the_server_of_this_machine(
     assert main(["export", "m10", "--out", str(tmp_path / "lake"), *local]) == 0
 
 
-def test_what_is_wrong_is_one_line(
-    server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_errors_are_one_line(server: Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     local = ["--engine", "local", "--workers", "1"]
     assert main(["compact", "nobody", "--url", url_of(server), *local]) == 3
     assert "topic 'nobody' does not exist" in capsys.readouterr().err
@@ -380,7 +380,7 @@ def test_what_is_wrong_is_one_line(
         assert f"argument {wrong[0]}: '{wrong[1]}' is not " in capsys.readouterr().err
 
 
-def test_a_topic_that_goes_meanwhile_does_not_end_the_job_of_others(
+def test_a_topic_deleted_meanwhile_does_not_end_the_job_for_others(
     server: Server, local: LocalEngine, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """It is deleted after topics are listed, and before it is queried."""

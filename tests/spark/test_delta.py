@@ -76,7 +76,7 @@ def test_a_table_has_every_live_record(tier: ColdTier, tmp_path: Path) -> None:
     assert kept.num_rows == 1
 
 
-def test_a_rerun_does_nothing_and_what_is_new_is_added(tier: ColdTier, tmp_path: Path) -> None:
+def test_a_rerun_changes_nothing_and_new_records_are_added(tier: ColdTier, tmp_path: Path) -> None:
     out = tmp_path / "lake"
     run(tier, out, part_bytes=2000)
     before = files(out)
@@ -160,7 +160,7 @@ def left(tier: ColdTier, out: Path) -> str:
     return found.message
 
 
-def test_what_is_in_the_way_is_told(tier: ColdTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstacles_are_reported(tier: ColdTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "lake"
     folder(out).mkdir(parents=True)
     with table.locked(folder(out), NAME):

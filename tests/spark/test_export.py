@@ -99,7 +99,7 @@ def test_an_export_has_every_live_record_by_day(tier: ColdTier, tmp_path: Path) 
         assert (pq.read_metadata(path).num_rows, path.stat().st_size) == (file["rows"], file["bytes"])
 
 
-def test_a_rerun_does_nothing_and_what_is_new_is_added(tier: ColdTier, tmp_path: Path) -> None:
+def test_a_rerun_changes_nothing_and_new_records_are_added(tier: ColdTier, tmp_path: Path) -> None:
     out = tmp_path / "lake"
     run(tier, out, part_bytes=2000)
     before = files(out)
@@ -201,7 +201,7 @@ def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
     assert "created again: move the directory away" in left.message
 
 
-def test_what_is_wrong_with_one_topic_is_not_the_others_business(
+def test_an_error_of_one_topic_does_not_affect_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One is damaged, one was created again, one is being exported by another job: these are reported, and the others exported."""

@@ -139,7 +139,7 @@ def test_large_segments_keep_their_blocks(tmp_path: Path) -> None:
 # ── Reruns ────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_rerun_takes_what_is_there(tier: ColdTier) -> None:
+def test_a_rerun_reuses_finished_outputs(tier: ColdTier) -> None:
     task = task_of(tier)
     merge_group(task)
     files = sorted(os.listdir(task.staging_dir))
@@ -219,7 +219,7 @@ def test_two_at_once_leave_one_result(tier: ColdTier) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["data", "idx", "dict", "sum"])
-def test_damage_in_an_input_is_told_and_not_copied(tier: ColdTier, suffix: str) -> None:
+def test_damage_in_an_input_is_reported_and_not_copied(tier: ColdTier, suffix: str) -> None:
     task = task_of(tier)
     path = tier.folder / f"{tier.segments[2].name}.{suffix}"
     whole = path.read_bytes()
@@ -244,7 +244,7 @@ def test_a_missing_input_is_damage_and_a_missing_tier_is_not(tier: ColdTier) -> 
         merge_group(task)
 
 
-def test_rotten_marks_are_not_taken_for_no_marks(tier: ColdTier) -> None:
+def test_corrupt_marks_are_not_treated_as_absent(tier: ColdTier) -> None:
     task = task_of(tier)
     path = task.staging_dir / f"{tier.segments[0].name}.del"
     content = path.read_bytes()

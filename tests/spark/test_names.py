@@ -41,7 +41,7 @@ def test_patterns_of_file_names_are_refused(wanted: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "told"), [("", "empty"), (" , ", "empty"), ("a..*", "empty"), ("a.>.b", "last")]
 )
-def test_what_can_match_nothing_is_refused(wanted: str, told: str) -> None:
+def test_names_that_can_match_nothing_are_refused(wanted: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         split_names(wanted)
 

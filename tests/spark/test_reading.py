@@ -117,7 +117,7 @@ def test_segments_outside_of_the_range_are_not_touched(tier: ColdTier) -> None:
     assert [part.segment.first_seq for part in slices_of(topic, Range(end_seq=40))] == [1]
 
 
-def test_files_that_are_gone_are_told(tier: ColdTier) -> None:
+def test_missing_files_are_reported(tier: ColdTier) -> None:
     (tier.folder / f"{tier.segments[2].name}.data").unlink()
     with pytest.raises(FilesGone, match="Run the query again"):
         rows_of(tier)
@@ -183,7 +183,7 @@ def test_damage_is_an_error_that_names_the_place(large: ColdTier, verify: Any) -
 
 
 @pytest.mark.parametrize("verify", ["block", "record"])
-def test_or_the_records_it_hit_are_left_out_and_told(large: ColdTier, verify: Any) -> None:
+def test_damaged_records_are_skipped_and_reported(large: ColdTier, verify: Any) -> None:
     path = large.folder / f"{large.segments[0].name}.data"
     damage_at(path, 2_000_000)
     told: list[Damage] = []
@@ -241,7 +241,7 @@ def test_topics_are_found_by_list_and_pattern(tmp_path: Path) -> None:
         find_topics(str(tmp_path / "elsewhere"), "bills")
 
 
-def test_a_rotten_manifest_is_told(tier: ColdTier) -> None:
+def test_a_corrupt_manifest_is_reported(tier: ColdTier) -> None:
     damage_at(tier.folder / "MANIFEST-1", 30)
     with pytest.raises(Corrupt, match="MANIFEST-1"):
         read_current(str(tier.folder))

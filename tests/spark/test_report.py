@@ -125,7 +125,7 @@ def test_without_a_cold_tier_all_of_it_comes_over_http(tmp_path: Path, engine: L
         server.close()
 
 
-def test_a_damaged_segment_is_told_and_the_others_count(tmp_path: Path) -> None:
+def test_a_damaged_segment_is_reported_and_the_others_count(tmp_path: Path) -> None:
     tier = ColdTier(tmp_path / "cold")
     for amount in (50, 30, 20):
         tier.add(some_records(amount, tier.next_seq))

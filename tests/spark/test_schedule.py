@@ -165,7 +165,7 @@ def test_a_job_that_was_refused_is_tried_again_in_longer_pauses(tmp_path: Path) 
     assert schedule.over("2026-11-17T01:59", "2026-11-17T02:59") == [("hourly", "17 02:00")]
 
 
-def test_a_job_that_breaks_is_told_and_not_repeated(tmp_path: Path) -> None:
+def test_a_failed_job_is_reported_and_not_repeated(tmp_path: Path) -> None:
     schedule = SimulatedSchedule(tmp_path, HOURLY)
 
     def broken(job: Job) -> Result:
@@ -234,7 +234,7 @@ def test_one_state_has_one_schedule(tmp_path: Path) -> None:
     second.unlock()
 
 
-def test_a_state_that_is_none_is_not_overwritten(tmp_path: Path) -> None:
+def test_an_invalid_state_is_not_overwritten(tmp_path: Path) -> None:
     schedule = SimulatedSchedule(tmp_path)
     schedule.file.path.write_text("{")
     with pytest.raises(ValueError, match="move it away"):
@@ -290,7 +290,7 @@ def test_metrics_and_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ('name="a"\nrun="report"\ncron="0 * * * *"\nout="/r"\nlake=["/a"]', "not a string or a number"),
     ],
 )
-def test_mistakes_in_the_file_are_told_at_once(tmp_path: Path, job: str, said: str) -> None:
+def test_mistakes_in_the_file_are_reported_at_once(tmp_path: Path, job: str, said: str) -> None:
     with pytest.raises(BadSchedule, match=said):
         load(write(tmp_path, job))
     with pytest.raises(BadSchedule, match="two jobs"):
@@ -378,7 +378,7 @@ clock.wait(3600)
 """
 
 
-def test_a_signal_is_heard_that_does_not_interrupt_the_wait() -> None:
+def test_a_signal_is_noticed_that_does_not_interrupt_the_wait() -> None:
     program = (
         f"import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n{WAITING}"
     )

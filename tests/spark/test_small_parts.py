@@ -60,12 +60,12 @@ def test_options_as_people_write_them() -> None:
         ("endSeq", "-1"),
     ],
 )
-def test_what_no_option_can_be(option: str, value: str) -> None:
+def test_invalid_options(option: str, value: str) -> None:
     with pytest.raises(BadOption, match=option):
         parse({**GIVEN, option: value})
 
 
-def test_a_stream_without_a_server_is_told_when_it_begins() -> None:
+def test_a_stream_without_a_server_fails_when_it_begins() -> None:
     """Spark replaces errors that are raised before that by an error of its own."""
     reader = TopicsStreamReader(parse(GIVEN), ["seq"])
     with pytest.raises(BadOption, match="give the option url"):
@@ -100,7 +100,7 @@ def test_sizes_on_the_command_line() -> None:
     ]
 
 
-def test_progress_is_lines_of_json_where_nobody_watches() -> None:
+def test_progress_is_lines_of_json_without_a_terminal() -> None:
     out = io.StringIO()
     progress = Progress(out)
     progress.step("plan", "for people", groups=2)

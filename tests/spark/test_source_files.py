@@ -163,7 +163,7 @@ def test_deleted_records_on_request(spark: Any, tier: ColdTier) -> None:
     assert {row.seq for row in frame.where("flags & 128 != 0").collect()} == tier.dead
 
 
-def test_damage_fails_or_is_left_out_and_told(spark: Any, tmp_path: Path) -> None:
+def test_damage_fails_or_is_skipped_and_reported(spark: Any, tmp_path: Path) -> None:
     tier = ColdTier(tmp_path / "cold")
     tier.add([Record(b'"%d"' % i) for i in range(100)])
     tier.publish()
@@ -181,7 +181,7 @@ def test_damage_fails_or_is_left_out_and_told(spark: Any, tmp_path: Path) -> Non
     assert told[0]["first_seq"] == told[0]["last_seq"]
 
 
-def test_losses_are_told_and_fail_when_asked_to(spark: Any, tmp_path: Path) -> None:
+def test_losses_are_reported_and_fail_on_request(spark: Any, tmp_path: Path) -> None:
     tier = ColdTier(tmp_path / "cold")
     tier.add([Record(b"1", gone=5 <= i < 8) for i in range(20)])
     tier.publish(losses=[(6, 8, "crash")])
@@ -209,6 +209,6 @@ def test_losses_are_told_and_fail_when_asked_to(spark: Any, tmp_path: Path) -> N
         ({"path": "/nowhere"}, "TOPICS_COLD_DIR"),
     ],
 )
-def test_what_makes_no_sense_is_told(spark: Any, tier: ColdTier, options: dict[str, str], says: str) -> None:
+def test_invalid_options_are_reported(spark: Any, tier: ColdTier, options: dict[str, str], says: str) -> None:
     with pytest.raises(Exception, match=says):
         read(spark, tier, **options).collect()

@@ -56,7 +56,7 @@ def test_without_files_all_of_it_comes_over_http(spark: Any, server: Server) -> 
     check(frame.collect(), ALL)
 
 
-def test_a_cold_directory_that_is_elsewhere_is_told(spark: Any, server: Server, tmp_path: Path) -> None:
+def test_another_server_s_cold_directory_is_refused(spark: Any, server: Server, tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"is .* the server's cold directory"):
         batch(spark, server, path=str(tmp_path)).collect()
 
