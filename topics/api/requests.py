@@ -522,9 +522,6 @@ class SnapshotBody(msgspec.Struct):
     ] = 3_600_000
 
 
-MERGE_REQUESTS: tuple[type[msgspec.Struct], ...] = (PlanBody, LeaseBody, CommitBody, SnapshotBody)
-
-
 def beyond_u64(**numbers: int | None) -> str | None:
     """The name of the first number that does not fit into 64 bits, if any."""
     for name, number in numbers.items():

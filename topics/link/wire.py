@@ -36,6 +36,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from topics.api.errors import TopicsError
+from topics.api.operations import OPERATIONS
 
 VERSION = 2
 
@@ -64,13 +65,12 @@ COPIES, CATCH_UP, FORWARD_STEP, FORWARDS_GONE, FORWARDS_CHECK, FORWARD_TOTALS = 
 PRESSURE = 58
 
 # The outcome of these may be unknown when the worker dies before it replies.
-CHANGES = frozenset(
-    (
-        WRITE, WRITE_LINES, WRITE_RAW, DELETE, PUT_TOPIC, DROP_TOPIC, CLAIM, ACK, NACK, EXTEND, TERM,
-        PUT_CONSUMER, DROP_CONSUMER, PAUSE_CONSUMER, RESET_CONSUMER, PUT_FORWARD, DROP_FORWARD,
-        TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT,
-    )
-)  # fmt: skip
+CHANGES = frozenset(globals()[name] for one in OPERATIONS if one.changes for name in one.commands)
+# By label of their latency in metrics.
+LABELLED = {
+    label: frozenset(globals()[name] for one in OPERATIONS if one.label == label for name in one.commands)
+    for label in dict.fromkeys(one.label for one in OPERATIONS if one.label)
+}
 
 READS = frozenset((DIFF, WATCH_READ))
 # Operations that may wait at the shard. A claim is not a read: it may lease a job after its client has disconnected,

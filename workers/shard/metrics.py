@@ -23,23 +23,9 @@ from topics.link.reports import (
     TopicRow,
 )
 
-# Operation names in metrics. A read that may wait is a "poll", because its client chooses how long it takes.
-OPERATIONS: dict[str, tuple[int, ...]] = {
-    "write": (wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW),
-    "read": (wire.DIFF, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED),
-    "poll": (),
-    "catch_up": (wire.WATCH_READ,),  # by a stream that is behind
-    "claim": (wire.CLAIM,),
-    "settle": (wire.ACK, wire.NACK, wire.EXTEND, wire.TERM),
-    "delete": (wire.DELETE,),
-    "topic": (wire.PUT_TOPIC, wire.GET_TOPIC, wire.DROP_TOPIC, wire.LIST_TOPICS),
-    "consumer": (
-        wire.PUT_CONSUMER, wire.GET_CONSUMER, wire.LIST_CONSUMERS, wire.DROP_CONSUMER, wire.PAUSE_CONSUMER,
-        wire.RESET_CONSUMER,
-    ),
-    "transaction": (wire.TXN_BEGIN, wire.TXN_STAGE, wire.TXN_COMMIT, wire.TXN_ABORT),
-    "consolidation": (wire.CONSOLIDATE,),
-}  # fmt: skip
+# Operations by their labels. A read that may wait is a "poll", because its client chooses how long it takes; "catch_up" is
+# of streams that are behind.
+OPERATIONS = wire.LABELLED | {"poll": frozenset(), "catch_up": frozenset((wire.WATCH_READ,))}
 _WAITING = (wire.DIFF, wire.CLAIM)
 _PAGES = (cmd.Page, cmd.FramePage, con.Claimed)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, NotRequired, TypedDict
 
-import msgspec
 from msgspec import field
 
 from topics.api.config import ConsumerSettings
@@ -196,18 +195,3 @@ class ConsumerReset(Answer, kw_only=True):
     redelivers: Annotated[Count, doc("Matching live records that will be delivered again.")]
     skips: Annotated[Count, doc("Matching live records that will not be delivered.")]
     performance: Performance
-
-
-BODIES: tuple[type[msgspec.Struct], ...] = (
-    Claimed,
-    Fetched,
-    Acked,
-    Nacked,
-    Extended,
-    Termed,
-    ConsumerState,
-    ConsumerPut,
-    ConsumerList,
-    ConsumerDeleted,
-    ConsumerReset,
-)

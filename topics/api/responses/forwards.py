@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
-
 from topics.api.config import PREDICATE
 from topics.api.fields import HIDDEN, Answer, Count, NextCursor, doc, one_of
 from topics.api.responses.records import Performance
@@ -70,6 +68,3 @@ class RouterDeleted(Answer, kw_only=True):
     router: str
     deleted: bool
     performance: Performance
-
-
-BODIES: tuple[type[msgspec.Struct], ...] = (RouterPut, RouterState, RouterList, RouterDeleted)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
 from topics.api.fields import Answer, Count, Seq, TimeMs, doc, one_of, schema
 from topics.api.responses.records import Performance
 from topics.engine.storage.merge_plan_file import PlanGroup
@@ -141,16 +139,3 @@ class SnapshotReleased(Answer, kw_only=True):
     snapshot_id: Hex
     released: bool
     performance: Performance
-
-
-BODIES: tuple[type[msgspec.Struct], ...] = (
-    MergePlan,
-    LeaseRenewed,
-    PlanCommitted,
-    PlanCommitting,
-    PlanAbandoned,
-    MergeState,
-    SnapshotPinned,
-    SnapshotRenewed,
-    SnapshotReleased,
-)

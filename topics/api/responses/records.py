@@ -371,22 +371,3 @@ class ErrorBody(Answer, kw_only=True):
     """The body of every error response."""
 
     error: ErrorDetail
-
-
-BODIES: tuple[type[msgspec.Struct], ...] = (
-    TopicPut,
-    Topic,
-    TopicList,
-    TopicDeleted,
-    Written,
-    Page,
-    Deleted,
-    DeletedRanges,
-    TagList,
-    LastRecords,
-    WatchMade,
-    Health,
-    Readiness,
-    Metrics,
-    ErrorBody,
-)

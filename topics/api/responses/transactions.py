@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
 from topics.api.fields import Answer, Count, Seq, doc, one_of
 from topics.api.responses.records import Performance
 
@@ -49,6 +47,3 @@ class TransactionAborted(Answer, kw_only=True):
     txn: TxnId
     state: Annotated[str, one_of("aborted")]
     performance: Performance
-
-
-BODIES: tuple[type[msgspec.Struct], ...] = (Transaction, ChunkStaged, TransactionAborted)

@@ -14,11 +14,13 @@ import logging
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
+from topics.api import operations
 from topics.api.api_keys import ApiKey, find_key
 from topics.api.errors import TopicsError
+from topics.api.operations import OPERATIONS, Operation
 from topics.api.origins import Origins
 from topics.protocols.http.call import (
     ANY_TYPE,
@@ -60,6 +62,9 @@ LARGE_RESPONSE = 64 * 1024
 SLOW_READERS_BYTES_MAX = 256 << 20  # unread response bytes beyond which reads are refused
 
 
+ANY_SIZE = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     endpoint: Endpoint
@@ -69,7 +74,7 @@ class Route:
     is_probe: bool = False  # always answered, without a key unless configured
     is_public: bool = False  # never needs a key
     is_read: bool = False  # the response may be large
-    body_max: int = 1 << 40  # bytes; the server's own limit applies too
+    body_max: int = ANY_SIZE  # bytes; the server's own limit applies too
     own_key: bool = False  # the endpoint checks the key; it may be in the query
     key_in_query: bool = False  # the key may be in the query
     exceeds_count: Callable[[Request, Body], bool] | None = None  # checks the beginning of a large body
@@ -78,116 +83,130 @@ class Route:
 PARTS_BODY = 8 << 20  # a commit may list many parts
 SMALL_BODY = 1 << 20  # enough for bodies without records; parsing more would block other requests
 
-READ, WRITE, DELETE, ADMIN = ("read",), ("write",), ("delete",), ("admin",)
-READ_WRITE = ("read", "write")
-
 
 def _has_too_many_records(request: Request, beginning: Body) -> bool:
     is_lines = request.content_type.lower().startswith(LINES_TYPE)
     return (RECORD_LINES if is_lines else RECORDS).is_exceeded(beginning)
 
 
-def _json(
-    endpoint: Endpoint, scopes: tuple[str, ...], *, empty_ok: bool = False, is_read: bool = False
-) -> Route:
-    """A route whose body is a small JSON object."""
-    return Route(endpoint, scopes, (JSON_TYPE,), empty_ok=empty_ok, is_read=is_read, body_max=SMALL_BODY)
-
-
-_FIXED: dict[bytes, dict[bytes, Route]] = {
-    b"/v0/topics": {b"GET": Route(topics.list_all, READ, is_read=True)},
-    b"/v0/routers": {b"GET": Route(forwards.list_all, READ, is_read=True)},
-    b"/v0/watch": {b"POST": _json(watch.create, READ)},
-    b"/v0/ws": {b"GET": Route(websocket.open_websocket)},
-    b"/v0/metrics": {b"GET": Route(health.metrics, READ)},
-    b"/metrics": {b"GET": Route(health.metrics, READ)},
-    b"/v0/openapi.json": {b"GET": Route(health.open_api)},
-    b"/v0/health": {b"GET": Route(health.health, is_probe=True)},
-    b"/healthz": {b"GET": Route(health.health, is_probe=True)},
-    b"/v0/ready": {b"GET": Route(health.ready, is_probe=True)},
-    b"/readyz": {b"GET": Route(health.ready, is_probe=True)},
+# The endpoint of each operation. What is not in the table of operations is how a front serves it.
+_ENDPOINTS: dict[str, Endpoint] = {
+    "list_topics": topics.list_all,
+    "put_topic": topics.put,
+    "get_topic": topics.get,
+    "delete_topic": topics.drop,
+    "write": records.write,
+    "write_raw": records.write_raw,
+    "read_page": records.read,
+    "read": records.diff,
+    "delete_records": records.delete,
+    "list_deleted": records.deleted,
+    "list_tags": records.tags,
+    "last_records": records.last,
+    "claim": queues.claim,
+    "ack": queues.ack,
+    "nack": queues.nack,
+    "extend": queues.extend,
+    "work": job_streams.work,
+    "list_consumers": consumers.list_all,
+    "put_consumer": consumers.put,
+    "get_consumer": consumers.get,
+    "delete_consumer": consumers.drop,
+    "fetch": consumers.fetch,
+    "stream_consumer": job_streams.stream,
+    "ack_for_consumer": consumers.ack,
+    "nack_for_consumer": consumers.nack,
+    "extend_for_consumer": consumers.extend,
+    "term_for_consumer": consumers.term,
+    "pause_consumer": consumers.pause,
+    "resume_consumer": consumers.resume,
+    "reset_consumer": consumers.reset,
+    "list_routers": forwards.list_all,
+    "put_router": forwards.put,
+    "get_router": forwards.get,
+    "delete_router": forwards.drop,
+    "plan_merge": merges.plan,
+    "merge_state": merges.state,
+    "renew_plan": merges.renew,
+    "commit_plan": merges.commit,
+    "abandon_plan": merges.abandon,
+    "pin_snapshot": merges.pin,
+    "renew_snapshot": merges.renew_pin,
+    "release_snapshot": merges.release,
+    "begin_transaction": transactions.begin,
+    "stage_chunk": transactions.stage,
+    "commit_transaction": transactions.commit,
+    "abort_transaction": transactions.abort,
+    "make_watch": watch.create,
+    "stream_watch": watch.open_stream,
+    "websocket": websocket.open_websocket,
+    "health": health.health,
+    "ready": health.ready,
+    "healthz": health.health,
+    "readyz": health.ready,
+    "metrics": health.metrics,
+    "metrics_alias": health.metrics,
+    "openapi": health.open_api,
 }
-_TOPIC: dict[bytes, dict[bytes, Route]] = {
-    b"": {
-        b"PUT": _json(topics.put, ADMIN, empty_ok=True),
-        b"GET": Route(topics.get, READ),
-        b"DELETE": Route(topics.drop, DELETE),
-        b"POST": Route(records.write, WRITE, (JSON_TYPE, LINES_TYPE), exceeds_count=_has_too_many_records),
-    },
-    b"raw": {b"POST": Route(records.write_raw, WRITE, (ANY_TYPE,))},
-    b"records": {b"GET": Route(records.read, READ, is_read=True)},
-    b"diff": {b"POST": _json(records.diff, READ, empty_ok=True, is_read=True)},
-    b"delete": {b"POST": _json(records.delete, DELETE)},
-    b"deleted": {b"GET": Route(records.deleted, READ, is_read=True)},
-    b"tags": {b"GET": Route(records.tags, READ, is_read=True)},
-    b"last": {b"GET": Route(records.last, READ, is_read=True)},
+_SERVED: dict[str, dict[str, Any]] = {
+    "write": {"exceeds_count": _has_too_many_records},
+    "stage_chunk": {"exceeds_count": _has_too_many_records, "body_max": ANY_SIZE},
+    "commit_transaction": {"body_max": PARTS_BODY},
     # The shard answers an empty claim with 400, with or without a content type.
-    b"claim": {b"POST": _json(queues.claim, READ_WRITE, empty_ok=True, is_read=True)},
-    b"ack": {b"POST": _json(queues.ack, WRITE)},
-    b"nack": {b"POST": _json(queues.nack, WRITE)},
-    b"extend": {b"POST": _json(queues.extend, WRITE)},
-    b"work": {b"GET": Route(job_streams.work, READ_WRITE, key_in_query=True)},
-    b"consumers": {b"GET": Route(consumers.list_all, READ, is_read=True)},
-    b"consolidation": {
-        b"POST": _json(merges.plan, ADMIN, empty_ok=True),
-        b"GET": Route(merges.state, ADMIN),
-    },
-    b"snapshots": {b"POST": _json(merges.pin, ADMIN, empty_ok=True)},
-    b"transactions": {b"POST": _json(transactions.begin, WRITE)},
+    "claim": {"empty_ok": True},
+    "fetch": {"empty_ok": True},
+    "work": {"key_in_query": True},
+    "stream_consumer": {"key_in_query": True},
+    "stream_watch": {"own_key": True},
+    "health": {"is_probe": True},
+    "ready": {"is_probe": True},
+    "healthz": {"is_probe": True},
+    "readyz": {"is_probe": True},
 }
-# Paths after a transaction id.
-_TRANSACTION: dict[bytes, dict[bytes, Route]] = {
-    b"stage": {b"POST": Route(transactions.stage, WRITE, (JSON_TYPE,), exceeds_count=_has_too_many_records)},
-    b"commit": {b"POST": Route(transactions.commit, WRITE, (JSON_TYPE,), body_max=PARTS_BODY)},
-    b"abort": {b"POST": Route(transactions.abort, WRITE)},
-}
-# Paths after a consumer name.
-_CONSUMER: dict[bytes, dict[bytes, Route]] = {
-    b"": {
-        b"PUT": _json(consumers.put, ADMIN, empty_ok=True),
-        b"GET": Route(consumers.get, READ),
-        b"DELETE": Route(consumers.drop, DELETE),
-    },
-    b"fetch": {b"POST": _json(consumers.fetch, READ_WRITE, empty_ok=True, is_read=True)},
-    b"ack": {b"POST": _json(consumers.ack, WRITE)},
-    b"nack": {b"POST": _json(consumers.nack, WRITE)},
-    b"extend": {b"POST": _json(consumers.extend, WRITE)},
-    b"term": {b"POST": _json(consumers.term, WRITE)},
-    b"pause": {b"POST": _json(consumers.pause, ADMIN, empty_ok=True)},
-    b"resume": {b"POST": Route(consumers.resume, ADMIN)},
-    b"reset": {b"POST": _json(consumers.reset, ADMIN)},
-    b"stream": {b"GET": Route(job_streams.stream, READ_WRITE, key_in_query=True)},
-}
-# Paths after a plan id and after a snapshot id.
-_PLAN: dict[bytes, dict[bytes, Route]] = {
-    b"renew": {b"POST": _json(merges.renew, ADMIN)},
-    b"commit": {b"POST": _json(merges.commit, ADMIN)},
-    b"abandon": {b"POST": _json(merges.abandon, ADMIN)},
-}
-_SNAPSHOT: dict[bytes, dict[bytes, Route]] = {
-    b"": {b"DELETE": Route(merges.release, ADMIN)},
-    b"renew": {b"POST": _json(merges.renew_pin, ADMIN, empty_ok=True)},
-}
-# Named resources of a topic.
-_NESTED: dict[bytes, dict[bytes, dict[bytes, Route]]] = {
-    b"consumers": _CONSUMER,
-    b"consolidation": _PLAN,
-    b"snapshots": _SNAPSHOT,
-    b"transactions": _TRANSACTION,
-}
-_FORWARD: dict[bytes, Route] = {
-    b"PUT": _json(forwards.put, ADMIN),
-    b"GET": Route(forwards.get, READ),
-    b"DELETE": Route(forwards.drop, DELETE),
-}
-# Only for GET requests that accept HTML; 404 for all others.
-_FRONT_PAGE: dict[bytes, Route] = {b"GET": Route(front_page.show, is_public=True)}
-_STREAM: dict[bytes, Route] = {b"GET": Route(watch.open_stream, own_key=True)}
+
+
+def _route(one: Operation) -> Route:
+    served: dict[str, Any] = {
+        "scopes": one.scopes,
+        "takes": tuple(ANY_TYPE if kind == operations.ANY_TYPE else kind.encode() for kind in one.accepts),
+        "empty_ok": one.body is not None and one.body_optional,
+        "is_read": one.is_large,
+        "body_max": SMALL_BODY if one.accepts == (operations.JSON_TYPE,) else ANY_SIZE,
+    }
+    return Route(_ENDPOINTS[one.name], **served | _SERVED.get(one.name, {}))
+
+
+Methods: TypeAlias = dict[bytes, Route]
 _TOPICS = b"/v0/topics/"
 _STREAMS = b"/v0/watch/"
 _FORWARDS = b"/v0/routers/"
+_FIXED: dict[bytes, Methods] = {}
+_TOPIC: dict[bytes, Methods] = {}  # paths after a topic
+_NESTED: dict[bytes, dict[bytes, Methods]] = {}  # paths after a named resource of a topic, such as a consumer
+_STREAM: Methods = {}
+_FORWARD: Methods = {}
+
+
+def _methods_of(path: bytes) -> Methods:
+    """Where the routes of a path of the table are kept."""
+    if path.startswith(_STREAMS):
+        return _STREAM
+    if path.startswith(_FORWARDS):
+        return _FORWARD
+    if not path.startswith(_TOPICS):
+        return _FIXED.setdefault(path, {})
+    kind, slash, action = path[len(_TOPICS) :].partition(b"/")[2].partition(b"/")
+    if not slash:
+        return _TOPIC.setdefault(kind, {})
+    return _NESTED.setdefault(kind, {}).setdefault(action.partition(b"/")[2], {})
+
+
+for _one in OPERATIONS:
+    _methods_of(_one.path.encode())[_one.method.encode()] = _route(_one)
+# Only for GET requests that accept HTML; 404 for all others.
+_FRONT_PAGE: Methods = {b"GET": Route(front_page.show, is_public=True)}
 # Routes by method, name of the topic (or router, or session), name of the consumer (or plan, or snapshot), path after the topic.
-PathMatch: TypeAlias = tuple[dict[bytes, Route] | None, bytes, bytes, bytes | None]
+PathMatch: TypeAlias = tuple[Methods | None, bytes, bytes, bytes | None]
 PATHS_CACHED_MAX = 4096
 CACHED_PATH_BYTES_MAX = 512
 _CLAIMING = (job_streams.work, job_streams.stream)  # GETs that lease jobs
@@ -382,7 +401,7 @@ class Admission:
                 "too many concurrent requests with this key",
                 {"limit": "max_inflight_per_key", "max": limit},
             )
-        scopes = route.scopes if route is not None else WRITE if unknown_sub else ()
+        scopes = route.scopes if route is not None else ("write",) if unknown_sub else ()
         for scope in scopes:
             if scope not in key.scopes:
                 return error_response("forbidden", f"this key lacks the scope {scope}")

@@ -23,11 +23,8 @@ from topics.api.config import ConsumerConfig, TopicConfig
 from topics.api.errors import CODES, InvalidRequest, TopicsError
 from topics.api.fields import HIDDEN
 from topics.api.limits import BATCH_RECORDS_MAX
-from topics.api.responses import consumers as consumer_responses
-from topics.api.responses import forwards as forward_responses
-from topics.api.responses import merges as merge_responses
+from topics.api.operations import OPERATIONS
 from topics.api.responses import records as responses
-from topics.api.responses import transactions as transaction_responses
 from topics.engine.commands.topics import Records, Tombstone
 from topics.engine.storage.frames import encode_appends
 from topics.engine.storage.manifest import Manifest, RetiredSegment, Segment
@@ -73,14 +70,16 @@ CONSUMER_REQUESTS = (
     schemas.ResetBody,
     schemas.ResetTo,
 )
-MERGE_REQUESTS = schemas.MERGE_REQUESTS
-ANSWERS = (
-    *responses.BODIES,
-    *consumer_responses.BODIES,
-    *forward_responses.BODIES,
-    *merge_responses.BODIES,
-    *transaction_responses.BODIES,
-)
+MERGE_REQUESTS = (schemas.PlanBody, schemas.LeaseBody, schemas.CommitBody, schemas.SnapshotBody)
+
+
+def answers_of(*tags: str) -> list[type[msgspec.Struct]]:
+    """Bodies of the answers of these sections."""
+    found = [body for one in OPERATIONS if one.tag in tags for body, _ in one.answers.values()]
+    return [*dict.fromkeys(body for body in found if body is not None)]
+
+
+ANSWERS = [responses.ErrorBody, *answers_of(*(one.tag for one in OPERATIONS))]
 
 
 def every(node: Any, key: str) -> Iterator[Any]:
@@ -732,7 +731,11 @@ def test_the_pages_decoder_works() -> None:
 
 def test_the_page_names_what_there_is() -> None:
     wanted = {f"`{code}`" for code in STATUS}
-    for body in (*REQUESTS, *responses.BODIES, *forward_responses.BODIES):
+    for body in (
+        *REQUESTS,
+        responses.ErrorBody,
+        *answers_of("topics", "records", "routers", "watch", "server"),
+    ):
         wanted |= {f"`{field.encode_name}`" for field in shown(body)}
     for _, path, operation in operations():
         if "/{consumer}" in path or operation["tags"] == ["consolidation"]:
@@ -745,7 +748,7 @@ def test_the_page_names_what_there_is() -> None:
 
 def test_the_page_of_consumers_names_what_there_is() -> None:
     wanted = {"`consumer_not_found`"}
-    for body in (*CONSUMER_REQUESTS, *consumer_responses.BODIES):
+    for body in (*CONSUMER_REQUESTS, *answers_of("queues", "consumers")):
         wanted |= {f"`{field.encode_name}`" for field in shown(body)}
     wanted -= {"`seq`", "`ts`", "`from_ts`"}  # in objects, which are shown whole
     assert sorted(name for name in wanted if name not in CONSUMERS_PAGE) == []
@@ -755,7 +758,7 @@ def test_the_page_of_consumers_names_what_there_is() -> None:
 
 def test_the_page_of_consolidation_names_what_there_is() -> None:
     wanted = {"`state`", "`first_seq`", "`next_seq`", "`generation`", "`chain`", "`origin`", "`inputs`"}
-    for body in (*MERGE_REQUESTS, *merge_responses.BODIES, Manifest, Segment, RetiredSegment):
+    for body in (*MERGE_REQUESTS, *answers_of("consolidation"), Manifest, Segment, RetiredSegment):
         wanted |= {f"`{field.encode_name}`" for field in shown(body)}
     wanted -= {"`performance`", "`path`", "`snapshot_id`"}
     for _, path, operation in operations():

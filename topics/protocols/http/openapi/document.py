@@ -1,4 +1,4 @@
-"""The OpenAPI document: every route, with schemas generated from the request and response types.
+"""The OpenAPI document: the table of operations, with schemas generated from the request and response types.
 
 `python -m topics.protocols.http.openapi.document` prints it.
 """
@@ -8,39 +8,41 @@ from __future__ import annotations
 import msgspec
 
 import topics
-from topics.api import limits
-from topics.api.fields import U64_MAX
-from topics.api.requests import TAG_CHARACTERS_MAX
-from topics.link.watch import SESSION_TTL_MS
-from topics.protocols.http.errors import STATUS
-from topics.protocols.http.openapi.consumers import consumer_paths
-from topics.protocols.http.openapi.forwards import forward_paths
-from topics.protocols.http.openapi.merges import merge_paths
-from topics.protocols.http.openapi.operations import (
-    ANY_ROUTE,
+from topics.api.operations import (
+    ANY_TYPE,
     BOOLEAN,
     EVENTS_TYPE,
+    FRAMES_TYPE,
     JSON_TYPE,
-    KEYED,
     LINES_TYPE,
-    STRICT,
+    OPERATIONS,
     TEXT,
-    WITH_BODY,
-    WITH_TOPIC,
-    content_of,
-    flag,
-    header,
-    json_answer,
-    operation,
-    page_of,
-    query,
-    topic_name,
+    TEXT_TYPE,
+    Operation,
 )
-from topics.protocols.http.openapi.schemas import REF, SUBJECT_PATTERN, Json, components
-from topics.protocols.http.openapi.transactions import transaction_paths
+from topics.api.responses.records import Tombstone
+from topics.protocols.http.errors import STATUS
+from topics.protocols.http.openapi.schemas import REF, ROUTER_PATTERN, TOPIC_PATTERN, Json, components
 from topics.protocols.json.unknown_fields import PATHS_MAX
 
-FRAMES_TYPE, TEXT_TYPE = "application/vnd.topics.frames", "text/plain"
+ANY_ROUTE = (400, 401, 403, 408, 421, 431, 500)  # statuses of errors
+WITH_BODY = (413, 415)
+STRICT: Json = {
+    "name": "Topics-Strict",
+    "in": "header",
+    "schema": TEXT,
+    "description": "`1`: unknown fields in the body are an error (400 `invalid_request`) instead of being ignored.",
+}
+_ID = "Id returned by the call that created it."
+PATH_NAMES = {
+    "topic": "Name of the topic; an invalid name is not found (404).",
+    "consumer": "Name of the consumer.",
+    "router": "Name of the router, often `<source>-><dest>`.",
+    "txn": "`txn` returned by the begin call.",
+    "wid": "`wid` of the watch.",
+    "plan_id": _ID,
+    "snapshot_id": _ID,
+}
 
 IGNORED: Json = {
     "type": "array",
@@ -102,8 +104,7 @@ CODES = {
 
 def document(version: str) -> Json:
     """The complete document. `version` is that of the server."""
-    paths, schemas = _paths(), components()
-    _add_ignored(paths, schemas)
+    schemas = components()
     return {
         "openapi": "3.1.0",
         "info": {
@@ -141,7 +142,7 @@ def document(version: str) -> Json:
             {"name": "watch", "description": "Following topics, as server-sent events or over a WebSocket."},
             {"name": "server", "description": "The server itself."},
         ],
-        "paths": paths,
+        "paths": _paths(schemas),
         "components": {
             "schemas": schemas,
             "responses": _error_responses(),
@@ -154,16 +155,6 @@ def document(version: str) -> Json:
             },
         },
     }
-
-
-def _add_ignored(paths: Json, schemas: Json) -> None:
-    """Add `ignored` to the JSON answers of all requests that can be strict."""
-    for operations in paths.values():
-        for made in operations.values():
-            for status, answer in made["responses"].items() if STRICT in made.get("parameters", ()) else ():
-                if status.startswith("2"):
-                    name = answer["content"][JSON_TYPE]["schema"]["$ref"].rpartition("/")[2]
-                    schemas[name]["properties"]["ignored"] = IGNORED
 
 
 # -- errors ------------------------------------------------------------------------------------------------
@@ -181,396 +172,110 @@ def _error_response(status: int) -> Json:
     }
     if status in (429, 503):
         found["headers"] = {
-            "Retry-After": header({"type": "integer", "minimum": 0}, "Seconds to wait.", required=True)
+            "Retry-After": _header({"type": "integer", "minimum": 0}, "Seconds to wait.", required=True)
         }
     return found
 
 
-def _paths() -> Json:
-    health = {"200": json_answer("Health", "The front is alive.")}
-    ready = {"200": json_answer("Readiness", "All topics are served.")}
-    return {
-        "/v0/topics": {"get": _list_topics()},
-        "/v0/topics/{topic}": {
-            "put": _put_topic(),
-            "get": _get_topic(),
-            "delete": _delete_topic(),
-            "post": _write(),
-        },
-        "/v0/topics/{topic}/raw": {"post": _write_raw()},
-        "/v0/topics/{topic}/records": {"get": _read_page()},
-        "/v0/topics/{topic}/diff": {"post": _read()},
-        "/v0/topics/{topic}/delete": {"post": _delete_records()},
-        "/v0/topics/{topic}/deleted": {"get": _deleted()},
-        "/v0/topics/{topic}/tags": {"get": _tags()},
-        "/v0/topics/{topic}/last": {"get": _last()},
-        **consumer_paths(),
-        **forward_paths(),
-        **merge_paths(),
-        **transaction_paths(),
-        "/v0/watch": {"post": _make_watch()},
-        "/v0/watch/{wid}": {"get": _stream()},
-        "/v0/ws": {"get": _websocket()},
-        "/v0/health": {"get": _probe("health", "Check whether the server is alive", health, ())},
-        "/v0/ready": {"get": _probe("ready", "Check whether all topics are served", ready, (503,))},
-        "/healthz": {"get": _probe("healthz", "Same as `/v0/health`", health, ())},
-        "/readyz": {"get": _probe("readyz", "Same as `/v0/ready`", ready, (503,))},
-        "/v0/metrics": {"get": _metrics("metrics", "Get metrics")},
-        "/metrics": {"get": _metrics("metrics_alias", "Same as `/v0/metrics`")},
-        "/v0/openapi.json": {"get": _openapi()},
+def _header(schema: Json, description: str, *, required: bool = False) -> Json:
+    return {"schema": schema, "description": description, "required": required}
+
+
+# -- operations --------------------------------------------------------------------------------------------
+
+
+def _paths(schemas: Json) -> Json:
+    paths: Json = {}
+    for one in OPERATIONS:
+        paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas)
+    return paths
+
+
+def _operation(one: Operation, schemas: Json) -> Json:
+    made: Json = {"operationId": one.name, "tags": [one.tag], "summary": one.summary}
+    if one.description:
+        made["description"] = one.description
+    if one.scopes:
+        made["security"] = [{}, {"bearerAuth": [*one.scopes]}]
+    if one.accepts:
+        made["requestBody"] = {
+            "required": not one.body_optional,
+            "content": {kind: _content(one, kind) for kind in _kinds(one)},
+        }
+    parameters = [*map(_path_name, [one] * len(one.names_in_path), one.names_in_path), *one.parameters]
+    if one.body is not None:
+        parameters.append(STRICT)
+        for answer, _ in one.answers.values():
+            if answer is not None:
+                schemas[answer.__name__]["properties"]["ignored"] = IGNORED
+    if parameters:
+        made["parameters"] = parameters
+    errors = {*ANY_ROUTE, *one.errors, *(WITH_BODY if one.accepts else ())}
+    made["responses"] = {
+        str(status): _answer(one, answer, text) for status, (answer, text) in one.answers.items()
+    } | {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in sorted(errors)}
+    return made
+
+
+def _path_name(one: Operation, name: str) -> Json:
+    schema: Json = {"minLength": 1}
+    text = PATH_NAMES[name]
+    if one.creates and name == one.names_in_path[-1]:
+        schema = {"pattern": ROUTER_PATTERN if name == "router" else TOPIC_PATTERN}
+        text = text.partition(";")[0].removesuffix(".") + "."
+    return {"name": name, "in": "path", "required": True, "schema": TEXT | schema, "description": text}
+
+
+def _kinds(one: Operation) -> tuple[str, ...]:
+    return (JSON_TYPE, ANY_TYPE) if ANY_TYPE in one.accepts else one.accepts
+
+
+def _content(one: Operation, kind: str) -> Json:
+    if kind == LINES_TYPE:
+        return {"schema": TEXT | {"description": "One RecordBody per line."}}
+    if kind == JSON_TYPE:
+        return {"schema": {}} if one.body is None else content_of(one.body)
+    return {}
+
+
+def content_of(body: type[msgspec.Struct]) -> Json:
+    return {"schema": {"$ref": REF.format(name=body.__name__)}}
+
+
+def _answer(one: Operation, answer: type[msgspec.Struct] | None, text: str) -> Json:
+    made: Json = {"description": text}
+    if answer is None and one.gives == (JSON_TYPE,):
+        return made if 101 in one.answers else made | {"content": {JSON_TYPE: {"schema": {"type": "object"}}}}
+    made["content"] = {
+        kind: content_of(answer) if kind == JSON_TYPE and answer is not None else _OTHER_CONTENT[kind]
+        for kind in one.gives
     }
+    if FRAMES_TYPE in one.gives:
+        made["headers"] = _frame_headers()
+    return made
 
 
-def _list_topics() -> Json:
-    return operation(
-        "list_topics",
-        "topics",
-        "List topics",
-        scopes=["read"],
-        description="Ordered by name. A key with prefixes sees only topics with one of them.",
-        parameters=[
-            query("prefix", TEXT, "Only names that start with this."),
-            *page_of("topics"),
-            flag("touch", False, "Whether this counts as a read of each listed topic."),
-        ],
-        answers={"200": json_answer("TopicList", "A page of topics.")},
-        errors=(*KEYED, 503),
-    )
+# Frames are binary.
+_OTHER_CONTENT: Json = {EVENTS_TYPE: {"schema": TEXT}, TEXT_TYPE: {"schema": TEXT}, FRAMES_TYPE: {}}
 
 
-def _put_topic() -> Json:
-    return operation(
-        "put_topic",
-        "topics",
-        "Create a topic or replace its configuration",
-        scopes=["admin"],
-        description="Omitted fields return to their defaults. An empty body means all defaults and needs no content type.",
-        parameters=[topic_name(creates=True)],
-        body={"required": False, "content": {JSON_TYPE: content_of("ConfigBody")}},
-        answers={
-            "200": json_answer("TopicPut", "The topic existed; this is its new configuration."),
-            "201": json_answer("TopicPut", "Created."),
-        },
-        errors=(*KEYED, *WITH_BODY, 409, 503),
-    )
-
-
-def _get_topic() -> Json:
-    return operation(
-        "get_topic",
-        "topics",
-        "Get the state and configuration of a topic",
-        scopes=["read"],
-        parameters=[topic_name(), flag("touch", True, "Whether this counts as a read.")],
-        answers={"200": json_answer("Topic", "The topic.")},
-        errors=WITH_TOPIC,
-    )
-
-
-def _delete_topic() -> Json:
-    return operation(
-        "delete_topic",
-        "topics",
-        "Delete a topic with all its records",
-        scopes=["delete"],
-        description="If the topic does not exist, `deleted` is false.",
-        parameters=[topic_name(), flag("if_empty", False, "Fail with 409 if the topic has records.")],
-        answers={"200": json_answer("TopicDeleted", "Deleted.")},
-        errors=(*KEYED, 409, 503),
-    )
-
-
-def _write() -> Json:
-    lines = {"schema": TEXT | {"description": "One RecordBody per line."}}
-    return operation(
-        "write",
-        "records",
-        "Write records",
-        scopes=["write"],
-        description="All records are stored, or none. With `application/x-ndjson` each line is one record (RecordBody), and the other fields "
-        "are query parameters.",
-        parameters=[
-            topic_name(creates=True),
-            *_WRITE_OPTIONS,
-            query("node", _NODE, "NDJSON only: as `node` of WriteBody."),
-            query("create", BOOLEAN, "NDJSON only: as `create` of WriteBody."),
-        ],
-        body={"required": True, "content": {JSON_TYPE: content_of("WriteBody"), LINES_TYPE: lines}},
-        answers=_WRITTEN,
-        errors=(*WITH_TOPIC, *WITH_BODY, 409, 422),
-    )
-
-
-def _write_raw() -> Json:
-    return operation(
-        "write_raw",
-        "records",
-        "Write the body as one record",
-        scopes=["write"],
-        description="Accepts any content type. A body of type `application/json` must be valid JSON. Otherwise a JSON object or array is stored "
-        "as JSON, other UTF-8 text as a string, and anything else as bytes.",
-        parameters=[
-            topic_name(creates=True),
-            *_WRITE_OPTIONS,
-            query("tag", TEXT | {"maxLength": TAG_CHARACTERS_MAX}, "The record's `tag`."),
-            query("node", _NODE, "The record's `node`."),
-            query("create", BOOLEAN, "As `create` of WriteBody."),
-        ],
-        body={"required": False, "content": {JSON_TYPE: {"schema": {}}, "*/*": {}}},
-        answers=_WRITTEN,
-        errors=(*WITH_TOPIC, *WITH_BODY, 422),
-    )
-
-
-_NODE: Json = TEXT | {"maxLength": limits.NODE_BYTES_MAX}
-_WRITE_OPTIONS: list[Json] = [
-    flag("return_seqs", True, "false omits `seqs` from the answer."),
-    flag("include_epoch", False, "As `include_epoch` of WriteBody."),
-    {
-        "name": "Idempotency-Key",
-        "in": "header",
-        "schema": TEXT | {"minLength": 1, "maxLength": limits.KEY_BYTES_MAX},
-        "description": "A write with a key that was used before returns the seqs of the first write. 1 to 256 bytes.",
-    },
-]
-_WRITTEN: Json = {
-    "200": json_answer("Written", "Written, now or before with the same idempotency key."),
-    "201": json_answer("Written", "Written; the topic was created."),
-}
-
-
-def _read_page() -> Json:
-    fields = components()["DiffBody"]["properties"]
-    numbers = ("from_seq", "from_ts", "limit", "max_batch_bytes", "wait_ms")
-    flags = ("include_tags", "include_meta", "include_data", "include_epoch")
-    return operation(
-        "read_page",
-        "records",
-        "Read records after a seq, with GET",
-        scopes=["read"],
-        description="Same as `POST /v0/topics/{topic}/diff`, with the fields of DiffBody in the query.",
-        parameters=[
-            topic_name(),
-            *(query(name, fields[name], fields[name].pop("description")) for name in (*numbers, *flags)),
-            query("epoch", TEXT | {"maxLength": 64}, "As `epoch` of DiffBody."),
-            query("node", TEXT, "Exclude records of this node."),
-            query("tag", TEXT, "Only records with this tag or, with a final `*`, this tag prefix."),
-            query(
-                "subject",
-                TEXT | {"pattern": SUBJECT_PATTERN},
-                "Only records whose tag matches this dotted pattern: `*` matches one token, a final `>` one or more. Takes precedence over `tag`.",
-            ),
-        ],
-        answers={"200": _diff_page()},
-        errors=WITH_TOPIC,
-    )
-
-
-def _diff_page() -> Json:
+def _frame_headers() -> Json:
     number: Json = {"type": "integer", "minimum": 0}
-    pages = json_answer("Page", "A page of records, in the format selected by `Accept`.")
-    pages["content"][FRAMES_TYPE] = {}  # binary: no schema
-    pages["headers"] = {
-        "Topics-Next-From-Seq": header(number, "With frames: the next `from_seq`."),
-        "Topics-Head-Seq": header(number, "With frames: highest seq of the topic."),
-        "Topics-Earliest-Seq": header(number, "With frames: first seq that still exists."),
-        "Topics-Count": header(number, "With frames: number of frames."),
-        "Topics-Caught-Up": header(BOOLEAN, "With frames: `true` or `false`."),
-        "Topics-Epoch": header(TEXT, "With frames, if requested: `epoch`."),
-        "Topics-Ignored": header(
+    return {
+        "Topics-Next-From-Seq": _header(number, "With frames: the next `from_seq`."),
+        "Topics-Head-Seq": _header(number, "With frames: highest seq of the topic."),
+        "Topics-Earliest-Seq": _header(number, "With frames: first seq that still exists."),
+        "Topics-Count": _header(number, "With frames: number of frames."),
+        "Topics-Caught-Up": _header(BOOLEAN, "With frames: `true` or `false`."),
+        "Topics-Epoch": _header(TEXT, "With frames, if requested: `epoch`."),
+        "Topics-Ignored": _header(
             TEXT, "With frames, instead of `ignored`: the paths, percent-encoded and separated by commas."
         ),
         "Topics-Tombstone": {
             "description": "With frames, if there is one: a Tombstone as JSON.",
-            "content": {JSON_TYPE: content_of("Tombstone")},
+            "content": {JSON_TYPE: content_of(Tombstone)},
         },
     }
-    return pages
-
-
-def _read() -> Json:
-    return operation(
-        "read",
-        "records",
-        "Read records after a seq",
-        scopes=["read"],
-        description="An empty body means all defaults and needs no content type. With `Accept: application/vnd.topics.frames` the answer "
-        f"is binary frames; `limit` is then at most {limits.FRAMES_LIMIT_MAX} and by default as many as fit, and "
-        "`max_batch_bytes` is 8 MiB by default.",
-        parameters=[topic_name()],
-        body={"required": False, "content": {JSON_TYPE: content_of("DiffBody")}},
-        answers={"200": _diff_page()},
-        errors=(*WITH_TOPIC, *WITH_BODY),
-    )
-
-
-def _delete_records() -> Json:
-    return operation(
-        "delete_records",
-        "records",
-        "Delete records",
-        scopes=["delete"],
-        description="Permanent. Readers get no tombstone. Records written later are not affected.",
-        parameters=[topic_name()],
-        body={"required": True, "content": {JSON_TYPE: content_of("DeleteBody")}},
-        answers={"200": json_answer("Deleted", "The number of deleted records, and what is left.")},
-        errors=(*WITH_TOPIC, *WITH_BODY),
-    )
-
-
-def _deleted() -> Json:
-    seq: Json = {"type": "integer", "minimum": 0, "maximum": U64_MAX, "default": 0}
-    limit: Json = {"type": "integer", "minimum": 0, "default": limits.DIFF_LIMIT_DEFAULT}
-    return operation(
-        "list_deleted",
-        "records",
-        "List the deleted seqs of a topic",
-        scopes=["read"],
-        description="Seqs whose records were removed by deletes, acks, moves to a dead-letter topic, `cap_per_tag` or the record's own TTL. "
-        "Seqs reported to readers in a tombstone are not included.",
-        parameters=[
-            topic_name(),
-            query("from_seq", seq, "Only seqs after this one."),
-            query("limit", limit, "Maximum number of ranges on the page. 0 means 256; at most 1000."),
-        ],
-        answers={
-            "200": json_answer(
-                "DeletedRanges", "A page of ranges; it may be short or empty before the last page."
-            )
-        },
-        errors=WITH_TOPIC,
-    )
-
-
-def _tags() -> Json:
-    return operation(
-        "list_tags",
-        "records",
-        "List the tags of a topic",
-        scopes=["read"],
-        parameters=[topic_name(), query("prefix", TEXT, "Only tags that start with this."), *page_of("tags")],
-        answers={"200": json_answer("TagList", "A page of tags.")},
-        errors=WITH_TOPIC,
-    )
-
-
-def _last() -> Json:
-    return operation(
-        "last_records",
-        "records",
-        "Get the newest record by tag",
-        scopes=["read"],
-        description="Requires `tag` or `subject`; `subject` takes precedence. Records have `$tag`.",
-        parameters=[
-            topic_name(),
-            query("tag", TEXT, "A tag, or a prefix with a final `*`."),
-            query(
-                "subject",
-                TEXT | {"pattern": SUBJECT_PATTERN},
-                "Dotted pattern: `*` matches one token, a final `>` one or more.",
-            ),
-            flag(
-                "each", False, "Return the newest record of each matching tag, instead of the newest of all."
-            ),
-            *page_of("records"),
-        ],
-        answers={"200": json_answer("LastRecords", "The newest records.")},
-        errors=WITH_TOPIC,
-    )
-
-
-def _make_watch() -> Json:
-    return operation(
-        "make_watch",
-        "watch",
-        "Create a watch",
-        scopes=["read"],
-        description="The answer has the path of its stream. The session keeps the cursors, also across restarts, and expires "
-        f"{SESSION_TTL_MS // 1000} s after its stream was closed, or after it was created if no stream is opened.",
-        parameters=[flag("lenient", False, "Skip topics that do not exist, instead of answering 404.")],
-        body={"required": True, "content": {JSON_TYPE: content_of("WatchBody")}},
-        answers={"200": json_answer("WatchMade", "The session, and the start of each topic.")},
-        errors=(*WITH_TOPIC, *WITH_BODY),
-    )
-
-
-def _stream() -> Json:
-    return operation(
-        "stream_watch",
-        "watch",
-        "Follow topics as server-sent events",
-        description="Requires the key that created the watch, if any. Events: `record` (`topic`, `records`, `from_seq`, "
-        "`to_seq`, `head_seq`), `tombstone` (`topic`, `reason`, `gap_from`, `gap_to`, `earliest_seq`, `head_seq`), `caught-up` (`topic`, "
-        "`head_seq`), `topic-deleted` (`topic`, `head_seq`, `reason`), `error` (`code`, `error`, `message`). All but `error` have "
-        "an id. A client that reconnects with the last id misses nothing; without it, it may miss events that were in transit. A second stream "
-        "of the same watch ends the first.",
-        parameters=[
-            {
-                "name": "wid",
-                "in": "path",
-                "required": True,
-                "schema": TEXT | {"minLength": 1},
-                "description": "`wid` of the watch.",
-            },
-            query(
-                "token",
-                TEXT,
-                "The API key, for clients that cannot set headers, such as a browser's EventSource.",
-            ),
-            {
-                "name": "Last-Event-ID",
-                "in": "header",
-                "schema": TEXT,
-                "description": "Id of the last event received; the stream continues after it, even if the session's cursors are further ahead.",
-            },
-        ],
-        answers={
-            "200": {"description": "An endless stream of events.", "content": {EVENTS_TYPE: {"schema": TEXT}}}
-        },
-        errors=(*ANY_ROUTE, 404, 406, 429, 503),
-    )
-
-
-def _websocket() -> Json:
-    return operation(
-        "websocket",
-        "watch",
-        "Follow and write over one WebSocket",
-        description="JSON messages in both directions, with their type in `op`. To the server: `subscribe`, `unsubscribe`, `publish`, `ping`. "
-        "From the server: `subscribed`, `unsubscribed`, `ack`, `pong`, `error`, and pushed `record`, `caught_up`, `tombstone`, `topic_deleted`. "
-        "Any valid key may connect; each message is authorized separately. A request without a WebSocket upgrade gets 400.",
-        answers={"101": {"description": "The connection is a WebSocket."}},
-        errors=(*ANY_ROUTE, 429, 503),
-    )
-
-
-def _probe(operation_id: str, summary: str, answers: Json, errors: tuple[int, ...]) -> Json:
-    return operation(
-        operation_id,
-        "server",
-        summary,
-        description="Requires no key, unless the server is configured to require one for probes.",
-        answers=answers,
-        errors=(*ANY_ROUTE, *errors),
-    )
-
-
-def _metrics(operation_id: str, summary: str) -> Json:
-    answer = json_answer("Metrics", "Metrics as Prometheus text, or as JSON if `Accept` asks for it.")
-    answer["content"][TEXT_TYPE] = {"schema": TEXT}
-    return operation(operation_id, "server", summary, scopes=["read"], answers={"200": answer}, errors=KEYED)
-
-
-def _openapi() -> Json:
-    answer = {"description": "OpenAPI 3.1.", "content": {JSON_TYPE: {"schema": {"type": "object"}}}}
-    return operation(
-        "openapi",
-        "server",
-        "This document",
-        description="Requires any valid key, if the server has keys.",
-        answers={"200": answer},
-        errors=(*ANY_ROUTE, 429, 503),
-    )
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from msgspec import NODEFAULT
 from topics.api import config, requests
 from topics.api.config import marks_of
 from topics.api.fields import Answer
+from topics.api.operations import OPERATIONS, SUBJECT_PATTERN
 from topics.api.requests import TAG_CHARACTERS_MAX
-from topics.api.responses import consumers, forwards, merges, records, transactions
+from topics.api.responses.records import ErrorBody
 
 Json: TypeAlias = dict[str, Any]
 
@@ -24,54 +25,38 @@ TOPIC_PATTERN = config.TOPIC_PATTERN
 ROUTER_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
 # A pattern of topic names: tokens between dots, at least one of which is a wildcard; see `_narrow_forward`.
 SOURCE_PATTERN = r"^(?:(?:[A-Za-z0-9_:-]+|[*])\.)*(?:[A-Za-z0-9_:-]+|[*]|>)$"
-# Tokens between dots; only the last may be a lone `>`.
-SUBJECT_PATTERN = r"^(?:(?:[^.>]|[^.][^.]+)\.)*[^.]+$"
+
+
 WILDCARD = r"(?:^|\.)(?:[*](?:\.|$)|>$)"
 FILTERS_MAX = 32
-
-REQUESTS: tuple[type[msgspec.Struct], ...] = (
-    config.ConfigBody,
-    requests.RecordBody,
-    requests.WriteBody,
-    requests.DiffBody,
-    requests.DeleteBody,
-    requests.WatchBody,
-    requests.ClaimBody,
-    requests.FetchBody,
-    requests.AckBody,
-    requests.NackBody,
-    requests.ExtendBody,
-    requests.TermBody,
-    config.ConsumerBody,
-    requests.PauseBody,
-    requests.ResetBody,
-    requests.ForwardBody,
-    *requests.MERGE_REQUESTS,
-    requests.BeginBody,
-    requests.StageBody,
-    requests.CommitPartsBody,
-)
-ANSWERS = (*records.BODIES, *consumers.BODIES, *forwards.BODIES, *merges.BODIES, *transactions.BODIES)
 
 
 def components() -> Json:
     """All schemas, by name."""
     record = _without_raw_default(requests.RecordBody)
-    copies = {
+    copies: dict[Any, type[msgspec.Struct]] = {
         requests.RecordBody: record,
         requests.WriteBody: _copy(requests.WriteBody, records=list[record]),  # type: ignore[valid-type]
         requests.StageBody: _copy(requests.StageBody, records=list[record]),  # type: ignore[valid-type]
     }
-    types = [*(copies.get(body, body) for body in REQUESTS), *ANSWERS]
+    bodies = [one.body for one in OPERATIONS if one.body is not None]
+    answers = [body for one in OPERATIONS for body, _ in one.answers.values() if body is not None]
+    types: list[Any] = [
+        copies.get(body, body) for body in dict.fromkeys([requests.RecordBody, *bodies, *answers, ErrorBody])
+    ]
     _, found = msgspec.json.schema_components(types, ref_template=REF)
-    answers: list[type[msgspec.Struct]] = [*_answers(Answer), config.TopicSettings, config.ConsumerSettings]
-    for answer in answers:
+    described: list[type[msgspec.Struct]] = [
+        *_answers(Answer),
+        config.TopicSettings,
+        config.ConsumerSettings,
+    ]
+    for answer in described:
         _describe_answer(answer, found)
     _narrow(found)
     return dict(sorted(found.items()))
 
 
-def _answers(base: type[Answer]) -> list[type[Answer]]:
+def _answers(base: type[Answer]) -> list[type[msgspec.Struct]]:
     return [one for answer in base.__subclasses__() for one in (answer, *_answers(answer))]
 
 
