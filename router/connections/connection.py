@@ -48,6 +48,7 @@ JOIN_MAX = 64 * 1024  # a body up to this size is joined with its head into one 
 BYTES_PER_S_MIN = 16 * 1024  # minimum rate of senders and readers
 HOLD_FROM = 64 * 1024  # size from which an incomplete request counts towards the budget for request bodies
 LINGER_US = 2_000_000
+EVENTS_PER_TURN = 64  # of one connection that sends many requests at once; then others have their turn
 EOF_WAIT_US = 2_000_000  # how long a client that has closed its side may wait for a response
 
 
@@ -67,6 +68,7 @@ class Connection(asyncio.Protocol):
         "_stalled_max",
         "_stalled_us",
         "_whole_bytes",
+        "_yields",
         "active_us",
         "began_us",
         "session",
@@ -89,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._held = 0
         self._paused = False  # reading is paused
         self._advancing = False
+        self._yields = False  # there are more requests, to be started in the next iteration of the loop
         self._ended = False  # the client has closed its side
         self.active_us = 0
         self.began_us = 0  # start of the incomplete request; 0: none
@@ -184,18 +187,20 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """No request may be read: one is open, or the client does not read its responses."""
+        """No request may be read: one is open, the client does not read its responses, or others have their turn."""
         state = self.session.state
-        return state is not BODY and (state is not IDLE or self._stalled_us != 0)
+        return state is not BODY and (state is not IDLE or self._stalled_us != 0 or self._yields)
 
     def _advance(self) -> None:
-        """Start requests from the input until one is open or the rest is incomplete."""
+        """Start requests from the input until one is open, the rest is incomplete, or there were many."""
         if self._advancing:
             return
         self._advancing = True
         session = self.session
         try:
-            while self.transport is not None and (session.state is BODY or not self._stalled_us):
+            for _ in range(EVENTS_PER_TURN):
+                if self.transport is None or (self._stalled_us and session.state is not BODY):
+                    break
                 event = session.next_event(self.active_us)
                 if event is None:
                     break
@@ -207,6 +212,8 @@ class Connection(asyncio.Protocol):
                     self._check_head(event)
                 else:
                     self._start_http2()
+            else:
+                self._yield()
         except FramingError as refusal:
             self._refuse(self._add_cors(error_response(refusal.code, str(refusal))))
         except BodyTooLarge:
@@ -215,6 +222,16 @@ class Connection(asyncio.Protocol):
             self._advancing = False
         if self.transport is not None:
             self._update_flow_control()
+
+    def _yield(self) -> None:
+        if not self._yields:
+            self._yields = True
+            asyncio.get_running_loop().call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._yields = False
+        if self.transport is not None and self.session.state is not CLOSED:
+            self._advance()
 
     def _update_flow_control(self) -> None:
         """Update flow control, timeouts and budget after no further request could be started."""

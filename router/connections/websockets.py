@@ -22,14 +22,16 @@ from topics.protocols.websocket.frames import (
 from topics.protocols.websocket.session import (
     Closed,
     Message,
+    Nothing,
     Ping,
-    Pong,
     WebSocketError,
     WebSocketSession,
 )
 
 if TYPE_CHECKING:
     from router.connections.connection import Connection
+
+FRAMES_PER_TURN = 256  # of one client that sends many at once; then other connections have their turn
 
 logger = logging.getLogger("topics.front")
 
@@ -52,7 +54,9 @@ class WebSocketSink(ConnectionSink):
         self._handler = handler
         self._session = session
         self._is_reading = False
-        self._is_waiting = False  # until the client reads, or the handler accepts more messages
+        self._is_waiting = (
+            False  # until the client reads, the handler accepts more messages, or others had their turn
+        )
         self._write = transport.write
         self.write = self._write_frames
 
@@ -63,7 +67,7 @@ class WebSocketSink(ConnectionSink):
         if self._is_waiting and not self._is_reading:
             # Not at once: a handler is never called from within its own call to the sink.
             self._is_waiting = False
-            asyncio.get_running_loop().call_soon(self._read)
+            self._read_soon()
 
     def close(self) -> None:
         self.end(self._connection.close_code)
@@ -83,6 +87,9 @@ class WebSocketSink(ConnectionSink):
         self._session.receive(data)
         self._read()
 
+    def _read_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._read)
+
     def _read(self) -> None:
         """Take messages while the client reads and the handler accepts more."""
         if self._is_reading:
@@ -100,7 +107,9 @@ class WebSocketSink(ConnectionSink):
             self.end(TRY_AGAIN_LATER)
 
     def _take_messages(self) -> None:
-        while not self.is_over:
+        for _ in range(FRAMES_PER_TURN):
+            if self.is_over:
+                return
             self._is_waiting = self.is_full or self._handler.is_busy
             if self._is_waiting:
                 return
@@ -108,6 +117,8 @@ class WebSocketSink(ConnectionSink):
             if message is None:
                 return
             self._dispatch(message)
+        self._is_waiting = True
+        self._read_soon()
 
     def _dispatch(self, message: Message) -> None:
         try:
@@ -118,7 +129,7 @@ class WebSocketSink(ConnectionSink):
                     self._handler.received_bytes()
                 case Ping():
                     self.write(pong_frame(message.payload))
-                case Pong():
+                case Nothing():
                     pass
                 case Closed():
                     self.end(NORMAL)

@@ -24,8 +24,8 @@ class Ping:
 
 
 @dataclass(slots=True)
-class Pong:
-    pass
+class Nothing:
+    """A pong, or a part of a message: nothing to do."""
 
 
 @dataclass(slots=True)
@@ -33,7 +33,8 @@ class Closed:
     """The client has sent a close frame."""
 
 
-Message: TypeAlias = str | bytes | Ping | Pong | Closed
+Message: TypeAlias = str | bytes | Ping | Nothing | Closed
+_NOTHING = Nothing()
 
 
 class WebSocketError(Exception):
@@ -64,12 +65,9 @@ class WebSocketSession:
         self._buffer += data
 
     def next_message(self) -> Message | None:
-        """The next message; None until more has arrived. Raises WebSocketError, after which nothing more may be read."""
-        while (frame := self._next_frame()) is not None:
-            message = self._take(frame)
-            if message is not None:
-                return message
-        return None
+        """What the next frame brings; None until more has arrived. Raises WebSocketError, after which nothing more may be read."""
+        frame = self._next_frame()
+        return None if frame is None else self._take(frame)
 
     def _next_frame(self) -> Frame | None:
         if self._parser is None:
@@ -99,13 +97,12 @@ class WebSocketSession:
         self._taken += size
         return data
 
-    def _take(self, frame: Frame) -> Message | None:
-        """The message that ends with this frame, if any."""
+    def _take(self, frame: Frame) -> Message:
         match frame.opcode:
             case Opcode.PING:
                 return Ping(bytes(frame.data))
             case Opcode.PONG:
-                return Pong()
+                return _NOTHING
             case Opcode.CLOSE:
                 return _read_close(frame)
             case Opcode.CONT:
@@ -113,7 +110,7 @@ class WebSocketSession:
                     raise WebSocketError(PROTOCOL_ERROR)
                 self._message += frame.data
                 if not frame.fin:
-                    return None
+                    return _NOTHING
                 data, self._message = bytes(self._message), None
             case _:
                 if self._message is not None:
@@ -121,7 +118,7 @@ class WebSocketSession:
                 self._is_text = frame.opcode is Opcode.TEXT
                 if not frame.fin:
                     self._message = bytearray(frame.data)
-                    return None
+                    return _NOTHING
                 data = bytes(frame.data)
         return _decode(data) if self._is_text else data
 

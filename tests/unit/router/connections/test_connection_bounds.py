@@ -14,6 +14,7 @@ import pytest
 
 from router.connections.budget import ByteBudget
 from router.connections.connection import (
+    EVENTS_PER_TURN,
     HOLD_FROM,
     LINGER_US,
     READ_AHEAD_MAX,
@@ -88,6 +89,20 @@ def test_no_request_is_begun_for_a_client_that_does_not_read() -> None:
             and not connection.session.buffered
             and len(world.admission.handled) > handled + 500
         )
+
+    run(test)
+
+
+def test_a_client_that_sends_many_requests_at_once_takes_turns() -> None:
+    async def test() -> None:
+        world = World()
+        connection, transport = world.connect()
+        connection.data_received(b"".join(slow(b"/v0/topics/n%d" % i) for i in range(500)))
+        connection.eof_received()
+        assert 0 < len(world.admission.handled) <= EVENTS_PER_TURN and not transport.closed
+        await rest(500)
+        paths = [body["path"] for _, _, body in answers(transport.out)]
+        assert paths == [f"/v0/topics/n{i}" for i in range(500)] and transport.closed
 
     run(test)
 
