@@ -145,6 +145,10 @@ decode_args = msgspec.msgpack.Decoder(Args).decode
 NO_ARGS = Args()
 
 
+def prefixes_of(args: Args) -> tuple[str, ...] | None:
+    return tuple(args.prefixes) if args.prefixes is not None else None
+
+
 class Failure(msgspec.Struct, array_like=True):
     """Body of a reply with the code ERROR: a TopicsError."""
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
 from topics.link import wire
+from topics.link.rules import RuleSpec
 
 Read: TypeAlias = tuple[cmd.Command, Any]  # the command, and options of its reply
 Steps: TypeAlias = Generator[None, None, Read]
@@ -46,6 +47,9 @@ class Encoding(Protocol):
         """Operations whose large bodies `read_large` decodes in steps."""
 
     def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps: ...
+
+    def read_rule(self, request: wire.Request, args: wire.Args) -> RuleSpec:
+        """The rule of a PUT_FORWARD."""
 
     def appended(
         self,

@@ -166,6 +166,7 @@ class ShardCore:
                 ask=self.ask_shard,
                 submit=self._submit,
                 now_us=now_us,
+                encodings=self._encodings,
             )
 
     # -- in ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
+from topics.link.rules import RuleSpec
 from topics.protocols.encoding import Encoding, Read, Steps
 from topics.protocols.encodings import ENCODINGS
 from workers.forward.messages import encode_step_done, read_copies, read_step
@@ -74,9 +75,12 @@ class BetweenWorkers:
     def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
         return result
 
-    # Workers send each other no writes of clients, no large bodies and no jobs.
+    # Workers send each other no writes of clients, no large bodies, no rules and no jobs.
 
     def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
+        raise NotImplementedError
+
+    def read_rule(self, request: wire.Request, args: wire.Args) -> RuleSpec:
         raise NotImplementedError
 
     def appended(self, result: cmd.Appended, **options: Any) -> wire.Result:

@@ -11,15 +11,25 @@ from topics.engine.commands import consumers as con
 from topics.engine.commands import merges as mrg
 from topics.engine.commands import topics as cmd
 from topics.link import wire
+from topics.link.rules import RuleDropped, RuleFound, RuleList, RulePut
 from topics.protocols.encoding import Read, Shard, Steps
-from topics.protocols.json import consumer_replies, consumer_requests, merges, replies, requests, transactions
-from topics.protocols.json.forwards import prefixes_of
+from topics.protocols.json import (
+    consumer_replies,
+    consumer_requests,
+    forwards,
+    merges,
+    replies,
+    requests,
+    transactions,
+)
 from topics.protocols.json.large_bodies import OPS, read_large, read_large_record
 
 
 class Json:
     large_ops = OPS
     appended = staticmethod(replies.appended)
+    job_events = staticmethod(consumer_replies.render_events)
+    read_rule = staticmethod(forwards.read_spec)
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -97,6 +107,8 @@ class Json:
                 return replies.deleted_ranges(result, total_ms)
             case mrg.MergeReply():
                 return merges.rendered(result, total_ms)
+            case RulePut() | RuleFound() | RuleList() | RuleDropped():
+                return forwards.render(result, total_ms)
         raise AssertionError(f"no reply format for {type(result)}")
 
     def _render_consumers(
@@ -119,15 +131,13 @@ class Json:
             result = replies.with_ignored(result, request.ignored)
         return result
 
-    job_events = staticmethod(consumer_replies.render_events)
-
 
 def _read_list(topic: str, request: wire.Request, args: wire.Args) -> Read:
-    return cmd.ListTopics(args.prefix, args.after, args.page_size, prefixes_of(args), args.touch), None
+    return cmd.ListTopics(args.prefix, args.after, args.page_size, wire.prefixes_of(args), args.touch), None
 
 
 def _read_drop(topic: str, request: wire.Request, args: wire.Args) -> Read:
-    return cmd.DropTopic(topic, bool(request.flags & wire.IF_EMPTY), prefixes_of(args)), None
+    return cmd.DropTopic(topic, bool(request.flags & wire.IF_EMPTY), wire.prefixes_of(args)), None
 
 
 def _read_last(topic: str, request: wire.Request, args: wire.Args) -> Read:

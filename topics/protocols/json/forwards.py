@@ -6,7 +6,6 @@ Checks have the order of the HTTP contract: the body, the prefixes of the API ke
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from topics.api.errors import Forbidden, InvalidRequest
@@ -16,6 +15,7 @@ from topics.engine.commands.forwards import Forward, TagOp, is_pattern, source_m
 from topics.engine.core.subjects import TagMatch, parse_pattern
 from topics.engine.shard.appends import NAME
 from topics.link import wire
+from topics.link.rules import RuleDropped, RuleFound, RuleList, RulePut, RuleResult, RuleSpec
 from topics.protocols.json.bodies import BodyType, read_body
 from topics.protocols.json.consumer_requests import FILTERS_MAX
 from topics.protocols.json.replies import cursor_text, json_reply, spent
@@ -28,19 +28,10 @@ _TOKEN = re.compile(r"[A-Za-z0-9_:-]+|\*|>")
 _body = BodyType(ForwardBody)
 
 
-@dataclass(slots=True)
-class ForwardSpec:
-    """A rule as requested by a client, without uid and state."""
-
-    forward: Forward
-    create_dest: bool
-    prefixes: tuple[str, ...] | None
-
-
-def read_spec(request: wire.Request, args: wire.Args) -> ForwardSpec:
+def read_spec(request: wire.Request, args: wire.Args) -> RuleSpec:
     body: ForwardBody = read_body(_body, request)
     filters = _filters(body.filter)
-    prefixes = prefixes_of(args)
+    prefixes = wire.prefixes_of(args)
     for topic, start in ((body.source, _start_of(body.source)), (body.dest, body.dest)):
         if prefixes is not None and not start.startswith(prefixes):
             raise Forbidden(f"this key may not use the topic {topic!r}", topic=topic)
@@ -57,11 +48,7 @@ def read_spec(request: wire.Request, args: wire.Args) -> ForwardSpec:
         body.allow_cycle,
         body.guarantee,
     )
-    return ForwardSpec(forward, body.create_dest, prefixes)
-
-
-def prefixes_of(args: wire.Args) -> tuple[str, ...] | None:
-    return tuple(args.prefixes) if args.prefixes is not None else None
+    return RuleSpec(forward, body.create_dest, prefixes)
 
 
 def _start_of(source: str) -> str:
@@ -172,38 +159,35 @@ def _rule(forward: Forward) -> dict[str, Any]:
     }
 
 
-def forward_put(forward: Forward, created: bool, total_ms: float) -> wire.Result:
-    body = forwards.RouterPut(**_rule(forward), created=created, performance=spent(total_ms))
-    return json_reply(body, wire.CREATED if created else wire.OK)
-
-
-def forward_got(forward: Forward, total: int, timed_out: bool, total_ms: float) -> wire.Result:
+def render(result: RuleResult, total_ms: float) -> wire.Result:
     performance = spent(total_ms)
-    if timed_out:
-        performance["catch_up_timed_out"] = True
-    return json_reply(forwards.RouterState(**_rule(forward), forwarded_total=total, performance=performance))
-
-
-def forward_list(
-    rules: list[Forward], totals: dict[int, int], page_size: int, total_ms: float
-) -> wire.Result:
-    """More rules than `page_size` mean that there is another page. A rule without a total is being deleted."""
-    rows = [
-        forwards.RouterRow(
-            router=rule.name,
-            source=rule.source,
-            dest=rule.dest,
-            guarantee=rule.guarantee,
-            forwarded_total=totals[rule.uid],
-        )
-        for rule in rules[:page_size]
-        if rule.uid in totals
-    ]
-    last = rules[page_size - 1].name.encode() if len(rules) > page_size else None
-    return json_reply(
-        forwards.RouterList(routers=rows, next_cursor=cursor_text(last), performance=spent(total_ms))
-    )
-
-
-def forward_dropped(name: str, deleted: bool, total_ms: float) -> wire.Result:
-    return json_reply(forwards.RouterDeleted(router=name, deleted=deleted, performance=spent(total_ms)))
+    match result:
+        case RulePut(rule, created):
+            code = wire.CREATED if created else wire.OK
+            return json_reply(
+                forwards.RouterPut(**_rule(rule), created=created, performance=performance), code
+            )
+        case RuleFound(rule, total, timed_out):
+            if timed_out:
+                performance["catch_up_timed_out"] = True
+            return json_reply(
+                forwards.RouterState(**_rule(rule), forwarded_total=total, performance=performance)
+            )
+        case RuleDropped(name, deleted):
+            return json_reply(forwards.RouterDeleted(router=name, deleted=deleted, performance=performance))
+        case RuleList(rules, totals, page_size):
+            rows = [
+                forwards.RouterRow(
+                    router=rule.name,
+                    source=rule.source,
+                    dest=rule.dest,
+                    guarantee=rule.guarantee,
+                    forwarded_total=totals[rule.uid],
+                )
+                for rule in rules[:page_size]
+                if rule.uid in totals
+            ]
+            last = rules[page_size - 1].name.encode() if len(rules) > page_size else None
+            return json_reply(
+                forwards.RouterList(routers=rows, next_cursor=cursor_text(last), performance=performance)
+            )

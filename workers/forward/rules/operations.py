@@ -43,8 +43,8 @@ from topics.engine.commands.forwards import (
 from topics.engine.core.placement import shard_of
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
+from topics.link.rules import RuleDropped, RulePut, RuleResult, RuleSpec
 from topics.link.watch import Find, FoundTopic
-from topics.protocols.json.forwards import ForwardSpec, forward_dropped, forward_put
 from workers.forward import messages
 from workers.forward.rules.book import RuleBook
 
@@ -81,9 +81,8 @@ class WorkerRequest:
 
 # What an operation waits for: commands logged by this shard, or replies of workers. Without `retry` a reply may be None.
 Wait: TypeAlias = PutForward | tuple[DropForward, ...] | list[WorkerRequest]
-Steps: TypeAlias = Generator[Wait, Any, wire.Result | None]
+Steps: TypeAlias = Generator[Wait, Any, RuleResult | None]
 SubSteps: TypeAlias = Generator[Wait, Any, None]
-TotalMs: TypeAlias = Callable[[], float]
 
 
 class RuleOperations:
@@ -107,7 +106,7 @@ class RuleOperations:
 
     # -- create and change ---------------------------------------------------------------------------------
 
-    def put(self, spec: ForwardSpec, total_ms: TotalMs) -> Steps:
+    def put(self, spec: RuleSpec) -> Steps:
         known = self._book.find(spec.forward.name)
         if known is not None and not self._book.is_shown(known):
             yield from self.resume(known.uid)
@@ -122,16 +121,16 @@ class RuleOperations:
         yield from self._check_spec(spec, known)
         if known is None:
             yield from self._make(spec)
-            return forward_put(spec.forward, True, total_ms())
+            return RulePut(spec.forward, True)
         made_source, made_dest = known.made_source, known.made_dest
         changed = _replace(
             spec.forward, uid=known.uid, state="active", made_source=made_source, made_dest=made_dest
         )
         if changed != known:
             yield from self._change(changed)
-        return forward_put(changed, False, total_ms())
+        return RulePut(changed, False)
 
-    def _check_spec(self, spec: ForwardSpec, known: Forward | None) -> SubSteps:
+    def _check_spec(self, spec: RuleSpec, known: Forward | None) -> SubSteps:
         """In the order of the HTTP contract."""
         forward, book = spec.forward, self._book
         if not spec.create_dest:
@@ -163,7 +162,7 @@ class RuleOperations:
         if not _decode_found(reply.body):
             raise TopicNotFound(dest)
 
-    def _make(self, spec: ForwardSpec) -> SubSteps:
+    def _make(self, spec: RuleSpec) -> SubSteps:
         self._require_up([shard_of(spec.forward.dest, self._shards), *self._source_shards(spec.forward)])
         forward = _replace(spec.forward, uid=self._engine.stats.last_forward_uid + 1)
         yield PutForward(forward)
@@ -207,14 +206,14 @@ class RuleOperations:
 
     # -- delete --------------------------------------------------------------------------------------------
 
-    def drop(self, name: str, prefixes: tuple[str, ...] | None, total_ms: TotalMs) -> Steps:
+    def drop(self, name: str, prefixes: tuple[str, ...] | None) -> Steps:
         rule = self._book.find(name)
         if rule is not None:
             if not rule.is_covered_by(prefixes):
                 raise Forbidden("this key may not use that router")
             self._require_up([shard_of(rule.dest, self._shards)])
             yield from self._end(rule)
-        return forward_dropped(name, rule is not None, total_ms())
+        return RuleDropped(name, rule is not None)
 
     def end_gone(self, uids: list[int]) -> Steps:
         """Delete rules that were dropped with a topic, in batches: there may be thousands. The state "ending" need not be
@@ -345,7 +344,7 @@ class RuleOperations:
                 raise NotReady("a shard that this router needs is not ready; try again shortly", shard=shard)
 
 
-def _check_unchanged(spec: ForwardSpec, known: Forward) -> None:
+def _check_unchanged(spec: RuleSpec, known: Forward) -> None:
     if (known.source, known.dest) == (spec.forward.source, spec.forward.dest):
         return
     # The error below would reveal topics outside of the key's prefixes.

@@ -20,7 +20,7 @@ from topics.api.errors import (
 from topics.engine.commands.forwards import Forward
 from topics.engine.core.placement import shard_of
 from topics.link import wire
-from topics.protocols.json.forwards import forward_got, forward_list, prefixes_of
+from topics.link.rules import RuleFound, RuleList, RuleResult
 from workers.forward import messages
 from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import NotReady
@@ -32,7 +32,7 @@ TIMEOUT_US = 2_000_000  # for a worker that is starting
 RETRY_US = 50_000
 
 Ask: TypeAlias = Callable[[int, int, bytes, bytes, Callable[[wire.Reply | None], None]], bool]
-Answer: TypeAlias = Callable[[wire.Result | TopicsError], None]
+Answer: TypeAlias = Callable[[RuleResult | TopicsError], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +40,6 @@ class RuleQuery:
     """A read of rules that waits for totals."""
 
     answer: Answer
-    total_ms: Callable[[], float]
     forwards: list[Forward]
     until_us: int
     page_size: int = 0  # 0: a read of one rule
@@ -59,17 +58,17 @@ class RuleReads:
         self._open = 0
         self._retries: deque[tuple[int, Callable[[], None]]] = deque()  # time, request
 
-    def get(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
+    def get(self, args: wire.Args, answer: Answer) -> None:
         """Read one rule. This is a read of the dest, which catches up first."""
         rule = self._book.find(args.forward)
         if rule is None or not self._book.is_shown(rule):
             raise ForwardNotFound(args.forward)
-        if not rule.is_covered_by(prefixes_of(args)):
+        if not rule.is_covered_by(wire.prefixes_of(args)):
             raise Forbidden("this key may not use that router")
-        self._begin(RuleQuery(answer, total_ms, [rule], self._now_us() + TIMEOUT_US))
+        self._begin(RuleQuery(answer, [rule], self._now_us() + TIMEOUT_US))
 
-    def list(self, args: wire.Args, answer: Answer, total_ms: Callable[[], float]) -> None:
-        prefixes = prefixes_of(args)
+    def list(self, args: wire.Args, answer: Answer) -> None:
+        prefixes = wire.prefixes_of(args)
         rows = self._book.page(
             lambda rule: rule.is_covered_by(prefixes),
             prefix=args.prefix,
@@ -78,7 +77,7 @@ class RuleReads:
             dest=args.dest,
             count=args.page_size + 1,
         )
-        self._begin(RuleQuery(answer, total_ms, rows, self._now_us() + TIMEOUT_US, args.page_size))
+        self._begin(RuleQuery(answer, rows, self._now_us() + TIMEOUT_US, args.page_size))
 
     def _begin(self, reading: RuleQuery) -> None:
         """Send one request per shard."""
@@ -140,9 +139,8 @@ class RuleReads:
         if reading.failed:
             reading.answer(NotReady("a dest's shard is not ready; try again shortly"))
         elif reading.page_size:
-            reading.answer(forward_list(rows, totals, reading.page_size, reading.total_ms()))
+            reading.answer(RuleList(rows, totals, reading.page_size))
         elif rows[0].uid not in totals:  # its dest was just dropped
             reading.answer(ForwardNotFound(rows[0].name))
         else:
-            total = totals[rows[0].uid]
-            reading.answer(forward_got(rows[0], total, reading.timed_out, reading.total_ms()))
+            reading.answer(RuleFound(rows[0], totals[rows[0].uid], reading.timed_out))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,8 +19,8 @@ from topics.api.errors import Throttled, TopicsError
 from topics.engine.commands.forwards import DropForward, ForwardDropped, ForwardPut, PutForward
 from topics.engine.runtime.engine import Engine
 from topics.link import wire
-from topics.protocols.json.forwards import prefixes_of, read_spec
-from topics.protocols.json.replies import with_ignored
+from topics.link.rules import RuleResult
+from topics.protocols.encoding import Encoding
 from workers.forward import messages
 from workers.forward.rules.book import RuleBook
 from workers.forward.rules.operations import (
@@ -50,10 +50,8 @@ class RuleClient:
     """The recipient of a reply: a client at a front, or another worker."""
 
     peer: bytes
-    number: int
-    received_us: int
+    request: wire.Request
     until_us: int
-    ignored: list[str] = field(default_factory=list)  # of the request's fields
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +82,7 @@ class RuleService:
         ask: Ask,
         submit: Callable[[Operation, PutForward | DropForward], None],
         now_us: Callable[[], int],
+        encodings: Mapping[int, Encoding],
     ) -> None:
         """`ask` sends a request to any shard, including this one, and never replies before it returns. `submit` queues a
         command for this shard's engine; its result goes to `on_result`.
@@ -93,6 +92,7 @@ class RuleService:
         self._ask = ask
         self._submit = submit
         self._now_us = now_us
+        self._encodings = encodings
         self.book = RuleBook()
         self._operations = RuleOperations(
             engine, self.book, shards=shards, max_forwards=max_forwards, now_us=now_us
@@ -133,9 +133,8 @@ class RuleService:
     def receive(self, peer: bytes, request: wire.Request) -> bool:
         """Handle a request about rules; False: it is not one. A TopicsError is sent as the reply."""
         op, now_us = request.op, self._now_us()
-        client = RuleClient(peer, request.id, request.received_us, now_us + TIMEOUT_US)
+        client = RuleClient(peer, request, now_us + TIMEOUT_US)
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
-        total_ms = partial(self._total_ms, client)
         if op == wire.FORWARDS_GONE:
             # Never refused, because it is not repeated. There are at most as many as rules.
             uids = [uid for uid, _ in messages.read_gone(request.body).forwards]
@@ -144,17 +143,16 @@ class RuleService:
         elif now_us - request.received_us > request.budget_ms * 1000:
             raise NotReady("the request waited too long and was not executed; try again")
         elif op == wire.GET_FORWARD:
-            self._reads.get(args, partial(self._answer, client), total_ms)
+            self._reads.get(args, partial(self._answer, client))
         elif op == wire.LIST_FORWARDS:
-            self._reads.list(args, partial(self._answer, client), total_ms)
+            self._reads.list(args, partial(self._answer, client))
         elif op == wire.PUT_FORWARD:
-            spec = read_spec(request, args)
-            if request.flags & wire.IGNORED:
-                client.ignored = request.ignored
-            self._enqueue(Operation(partial(self._operations.put, spec, total_ms), client))
+            spec = self._encodings[request.encoding].read_rule(request, args)
+            request.body = b""
+            self._enqueue(Operation(partial(self._operations.put, spec), client))
         elif op == wire.DROP_FORWARD:
-            name, prefixes = args.forward, prefixes_of(args)
-            self._enqueue(Operation(partial(self._operations.drop, name, prefixes, total_ms), client))
+            name, prefixes = args.forward, wire.prefixes_of(args)
+            self._enqueue(Operation(partial(self._operations.drop, name, prefixes), client))
         else:
             return False
         return True
@@ -256,10 +254,10 @@ class RuleService:
                 for command in commands:
                     self._submit(operation, command)
 
-    def _end(self, operation: Operation, result: wire.Result | TopicsError | None) -> None:
+    def _end(self, operation: Operation, result: RuleResult | TopicsError | None) -> None:
         self._running = self._retry_us = None
         if operation.client is not None:
-            self._answer(operation.client, result if result is not None else DONE)
+            self._answer(operation.client, result)
         elif isinstance(result, TopicsError):
             fields = {"error": str(result)}
             logger.error("an operation on forwards failed and will be retried", extra={"fields": fields})
@@ -315,15 +313,17 @@ class RuleService:
 
     # -- out -----------------------------------------------------------------------------------------------
 
-    def _total_ms(self, client: RuleClient) -> float:
-        return (self._now_us() - client.received_us) / 1000
-
-    def _answer(self, client: RuleClient, result: wire.Result | TopicsError) -> None:
+    def _answer(self, client: RuleClient, result: RuleResult | TopicsError | None) -> None:
+        request = client.request
         if isinstance(result, StepRefused):
             reply = result.reply
-            result = reply.code, reply.kind, reply.fields, reply.body
+            answer = reply.code, reply.kind, reply.fields, reply.body
         elif isinstance(result, TopicsError):
-            result = wire.refused(result)
-        elif client.ignored:
-            result = with_ignored(result, client.ignored)
-        self._send(client.peer, client.number, *result)
+            answer = wire.refused(result)
+        elif result is None:
+            answer = DONE
+        else:
+            total_ms = (self._now_us() - request.received_us) / 1000
+            encoding = self._encodings[request.encoding]
+            answer = encoding.marked(request, encoding.render(request, result, None, total_ms, 0.0))
+        self._send(client.peer, request.id, *answer)
