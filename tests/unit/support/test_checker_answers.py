@@ -296,7 +296,7 @@ def test_the_report_names_rule_topic_and_ops() -> None:
     server.held["orders"].live.clear()
     for _ in range(10):
         server.read(topic="orders")
-    with pytest.raises(AssertionError, match=r"(?s)40 things.*\[lost\] orders: seq 1 .*and 20 more"):
+    with pytest.raises(AssertionError, match=r"(?s)40 violations.*\[lost\] orders: seq 1 .*and 20 more"):
         assert_ok(server.history)
 
 
