@@ -23,7 +23,7 @@ from functools import partial
 
 from topics.engine.commands import forwards as fwd
 from topics.engine.core.placement import shard_of
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from workers.forward import messages as forward_messages
 from workers.forward.forwarder import Forwarder
@@ -81,7 +81,7 @@ class CatchUpQuery:
 class CatchUps:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         links: PeerLinks,
         forwarder: Forwarder,
         *,

@@ -1,6 +1,6 @@
 """Sends the copies of routers: from source topics on this shard to destinations on this shard or another.
 
-    forwards.copies_due ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
+    due topics of the engine ──▶ `send_copies` ──▶ a batch per flow ──▶ TakeCopies at the dest's shard ──▶ the dest's mark
              ▲                                                                                             │
              └──────────── more to copy, or a pause has ended ◀────────────────────────────────────────────┘
 
@@ -36,11 +36,11 @@ from functools import partial
 from topics.api.errors import TopicsError
 from topics.api.limits import KIB, MIB
 from topics.engine.commands import forwards as fwd
+from topics.engine.commands.copies import SourceTopic
 from topics.engine.core.placement import shard_of
 from topics.engine.core.priority import effective_priority
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.engine.shard.scheduler import WAIT_MAX_MS, Scheduler
-from topics.engine.topic.log import TopicLog
 from topics.link import wire
 from workers.forward import messages as forward_messages
 from workers.forward.copy_rounds import CopyRounds, CopyState
@@ -94,7 +94,7 @@ class OutgoingFlow:
 class CopiedTopic(CopyState):
     """A source topic."""
 
-    log: TopicLog
+    log: SourceTopic
     flows: dict[int, OutgoingFlow] = field(default_factory=dict)  # by rule
     ready: deque[OutgoingFlow] = field(default_factory=deque)
     outflows: tuple[int, ...] = ()  # the log's, when `flows` was last updated
@@ -138,14 +138,14 @@ ReadKey = tuple[int, object, bool]  # seq to read after, filter, allow_cycle
 class Forwarder:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         links: PeerLinks,
         *,
         shards: int,
         submit: Submit,
         now_us: Callable[[], int],
     ) -> None:
-        self._shard = engine.shard
+        self._source = engine.copies
         self._own = engine.stats.shard
         self._links = links
         self._submit = submit  # copies for a topic of this shard; the result goes to `on_result`
@@ -196,7 +196,7 @@ class Forwarder:
     @property
     def has_pending_copies(self) -> bool:
         """Whether copies wait to be sent or acknowledged, except those of paused flows."""
-        if self._shard.forwards.copies_due:
+        if self._source.has_due:
             return True
         return any(flow.state != PAUSED for flows in self._pending.values() for flow in flows)
 
@@ -223,7 +223,7 @@ class Forwarder:
         return min(due, default=None)
 
     def tick(self) -> None:
-        """Run expired timers; flows that may continue put their topics into `forwards.copies_due`."""
+        """Run expired timers; flows that may continue put their topics into due again."""
         if self._pausing or self._catch_ups:
             self._expire(self._now_us())
         for topic in self._rounds.take_due():
@@ -249,13 +249,13 @@ class Forwarder:
 
     # -- a topic -------------------------------------------------------------------------------------------
 
-    def has_new_copies(self, log: TopicLog) -> bool:
+    def has_new_copies(self, log: SourceTopic) -> bool:
         """A topic has new records: make its flows ready. Returns whether any is."""
         return bool(self._refresh(log).ready)
 
-    def send_copies(self, log: TopicLog, room: int) -> int:
+    def send_copies(self, log: SourceTopic, room: int) -> int:
         """Send a batch for each ready flow of a topic, until `room` is used up; returns the room used. If flows remain, the
-        topic is in `forwards.copies_due` again.
+        topic is in due again again.
         """
         if self._is_closed:
             return 0
@@ -269,12 +269,12 @@ class Forwarder:
             if flow.state == READY:
                 used += self._send(flow)
         if topic.ready:
-            self._shard.forwards.copies_due[log.id] = log
+            self._source.set_due(log)
         else:
             self._reads = {}
         return used
 
-    def resume_copies(self, log: TopicLog, uid: int) -> None:
+    def resume_copies(self, log: SourceTopic, uid: int) -> None:
         """The records that a flow waited for were fetched from the cold tier."""
         topic = self._topics.get(log.id)
         flow = topic.flows.get(uid) if topic is not None else None
@@ -284,10 +284,10 @@ class Forwarder:
 
     def _refresh_new(self) -> None:
         """Check topics with records published since the last turn for copies; all others are up to date."""
-        for log in list(self._shard.forwards.copies_due.values()):
+        for log in self._source.due_topics():
             self._refresh(log)
 
-    def _refresh(self, log: TopicLog) -> CopiedTopic:
+    def _refresh(self, log: SourceTopic) -> CopiedTopic:
         """Make idle flows with new records ready, or delay them."""
         topic = self._topics.get(log.id)
         if topic is None:
@@ -307,7 +307,7 @@ class Forwarder:
                     self._set_ready(flow)
         return topic
 
-    def _add_topic(self, log: TopicLog) -> CopiedTopic:
+    def _add_topic(self, log: SourceTopic) -> CopiedTopic:
         if len(self._topics) > 2 * self._swept + SWEEP_MIN:
             for topic in [topic for topic in self._topics.values() if topic.log.dropped]:
                 self._match_rules(topic)
@@ -324,14 +324,16 @@ class Forwarder:
         for uid in [uid for uid in topic.flows if uid not in uids]:
             flow = topic.flows.pop(uid)
             self._remove(flow)
-            if log.dropped and uid in self._shard.forwards.outflows:
+            if log.dropped and self._source.forward(uid) is not None:
                 self._dropped.append(flow)
             del self._by_rule[uid][topic]
             if not self._by_rule[uid]:
                 del self._by_rule[uid]
         for uid in uids:
             if uid not in topic.flows:
-                dest = self._shard.forwards.outflows[uid].forward.dest
+                forward = self._source.forward(uid)
+                assert forward is not None
+                dest = forward.dest
                 topic.flows[uid] = OutgoingFlow(uid, topic, shard_of(dest, len(self._windows)))
                 self._by_rule.setdefault(uid, {})[topic] = None
         if not topic.flows:
@@ -353,7 +355,7 @@ class Forwarder:
     def _make_ready(self, flow: OutgoingFlow) -> None:
         self._set_ready(flow)
         log = flow.topic.log
-        self._shard.forwards.copies_due[log.id] = log
+        self._source.set_due(log)
 
     def _may_delay(self, flow: OutgoingFlow) -> bool:
         topic = flow.topic
@@ -453,31 +455,32 @@ class Forwarder:
         deleted."""
         for _ in range(min(len(self._dropped), ANNOUNCED_MAX)):
             flow = self._dropped[0]
-            outflow, window = self._shard.forwards.outflows.get(flow.uid), self._windows[flow.shard]
-            if outflow is not None and (window.is_full or self._is_closed):
+            forward, window = self._source.forward(flow.uid), self._windows[flow.shard]
+            if forward is not None and (window.is_full or self._is_closed):
                 return
             self._dropped.popleft()
-            if outflow is not None:
-                copies = self._shard.forwards.empty_copies(flow.topic.log, outflow.forward, 0)
+            if forward is not None:
+                copies = self._source.empty_copies(flow.topic.log, forward, 0)
                 copies.is_gone = True
                 self._transmit(flow, copies)
 
     def _copies(self, flow: OutgoingFlow) -> fwd.Copies | None:
         """The next batch of a flow. Rules with the same mark and filter share a read, also over several slices."""
         log = flow.topic.log
-        forward = self._shard.forwards.outflows[flow.uid].forward
+        forward = self._source.forward(flow.uid)
+        assert forward is not None
         if flow.mark == UNKNOWN:
-            return self._shard.forwards.empty_copies(log, forward, 0)
+            return self._source.empty_copies(log, forward, 0)
         wanted = flow.mark, forward.filter, forward.allow_cycle
         found = self._reads.get(wanted)
         if found is None:
-            found = self._shard.forwards.copies_after(log, forward, flow.mark, BATCH_RECORDS, BATCH_BYTES)
+            found = self._source.copies_after(log, forward, flow.mark, BATCH_RECORDS, BATCH_BYTES)
             if found is None:
                 return None
             self._reads[wanted] = found
         if found.forward is forward:
             return found
-        copies = self._shard.forwards.empty_copies(log, forward, flow.mark)
+        copies = self._source.empty_copies(log, forward, flow.mark)
         copies.upto, copies.frames, copies.lost = found.upto, found.frames, found.lost
         return copies
 
@@ -567,7 +570,7 @@ class Forwarder:
                     self._enqueue(flow)  # in front; its old entry is skipped
                 if flow.state == READY:
                     flow.topic.ready.appendleft(flow)
-                    self._shard.delivery.expedite(flow.topic.log)
+                    self._source.expedite(flow.topic.log)
         if wait.left > 1:
             self._catch_ups.append(wait)
         wait.part_done()

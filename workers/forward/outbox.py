@@ -35,7 +35,7 @@ from topics.api.limits import KIB, MIB
 from topics.engine.commands import consumers as cmd
 from topics.engine.commands.topics import Command
 from topics.engine.core.placement import shard_of
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from workers.peers.links import PeerLinks
 
@@ -116,7 +116,7 @@ Submit = Callable[[OutboxBatch, Command], None]
 class Outbox:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         links: PeerLinks,
         *,
         shards: int,
@@ -155,10 +155,10 @@ class Outbox:
         """Send held replies and dead letters that are due."""
         if self._held:
             self._send_due()
-        due = self._engine.shard.dead_letters.due
+        due = self._engine.dead_letters.due_topics()
         if not self._may_send or not (due or self._sources):
             return
-        for topic_id in sorted(due.keys() - self._sources.keys()):
+        for topic_id in sorted(due - self._sources.keys()):
             self._sources[topic_id] = source = OutboxTopic(topic_id, BATCH_RECORDS)
             self._queue.append(source)
         now_us = self._now_us()
@@ -231,11 +231,7 @@ class Outbox:
             self._retry_later(batch)
 
     def _next_letters(self, source: OutboxTopic) -> list[cmd.DeadLetter]:
-        shard = self._engine.shard
-        log = shard.dead_letters.due.get(source.topic_id)
-        return (
-            shard.dead_letters.dead_letters_to_send(log, source.count, BATCH_BYTES) if log is not None else []
-        )
+        return self._engine.dead_letters.next_dead_letters(source.topic_id, source.count, BATCH_BYTES)
 
     # -- replies -------------------------------------------------------------------------------------------
 

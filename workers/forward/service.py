@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from topics.engine.commands import forwards as fwd
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.engine.runtime.stats import Stats
 from topics.link import wire
 from topics.link.reports import ShardReport
@@ -79,7 +79,7 @@ def check_rules(stats: Stats, check: messages.ForwardsCheck) -> messages.Forward
 class Forwarding:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         links: PeerLinks,
         *,
         shards: int,

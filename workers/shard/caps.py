@@ -19,7 +19,7 @@ import msgspec
 
 from topics.api.errors import OverGrant, TopicsError
 from topics.engine.commands.topics import Command
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.engine.shard.quotas import Catalog, Escrow, QuotaGrant, QuotaRecall, QuotaReport
 from topics.link import wire
 from workers.peers.links import PARK_US
@@ -48,7 +48,7 @@ class ParkedWrite:
 
 class Caps:
     def __init__(
-        self, engine: Engine, *, shard: int, shards: int, incarnation: int, now_us: Callable[[], int]
+        self, engine: ShardEngine, *, shard: int, shards: int, incarnation: int, now_us: Callable[[], int]
     ) -> None:
         config = engine.stats.config
         self._engine = engine
@@ -159,11 +159,10 @@ class Caps:
         return self._engine.stats.used
 
     def _apply_grants(self) -> None:
-        shard = self._engine.shard
-        if self._caps_topics:
-            shard.state.topics_granted = self._escrow.topics
-        if self._caps_bytes:
-            shard.state.bytes_granted = self._escrow.bytes
+        self._engine.set_quota(
+            self._escrow.topics if self._caps_topics else None,
+            self._escrow.bytes if self._caps_bytes else None,
+        )
 
     def _report(self, report: QuotaReport) -> None:
         if self._catalog is not None:

@@ -22,8 +22,10 @@ from topics.api.errors import InvalidRequest, OverGrant, TopicsError
 from topics.engine.commands import consumers as con
 from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
+from topics.engine.commands.copies import Copier
 from topics.engine.core.ports import Disk
-from topics.engine.runtime.engine import Engine, Job, Outcome
+from topics.engine.runtime.boundary import Job, Outcome, ShardEngine
+from topics.engine.shard.pressure import Measures
 from topics.link import wire
 from topics.protocols.encoding import Steps
 from workers.forward.catch_up import READS
@@ -85,7 +87,7 @@ FROM_WORKERS = frozenset((wire.DEAD_LETTERS, wire.COPIES, wire.FORWARD_STEP))
 class ShardCore:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         caps: Caps,
         metrics: ShardMetrics,
         *,
@@ -115,7 +117,6 @@ class ShardCore:
         self._probe_at_us = 0
         self._wake_at_ms: int | None = None  # from the engine's last outcome
         self._began_us = 0  # when the last turn began
-        engine.shard.state.can_send = self._may_wake
         self._facts = ShardFacts(engine)
         self._encodings = shard_encodings(self._facts)
         self.pressure = ShardPressure(engine, now_us)
@@ -143,7 +144,6 @@ class ShardCore:
             send=self._send,
             now_us=now_us,
         )
-        engine.shard.delivery.copier = self.forwarding.forwarder
         self.jobs = JobStreams(
             engine,
             send=self._send,
@@ -152,6 +152,7 @@ class ShardCore:
             encodings=self._encodings,
             is_headers_only=self._facts.is_headers_only,
         )
+        engine.attach(self)
         self._own_requests: dict[int, OnReply] = {}
         self._own_replies: deque[wire.Reply] = deque()
         self._own_number = 0
@@ -404,7 +405,7 @@ class ShardCore:
         is_waiting = self._read_queue.withdraw(peer, matches) or is_waiting
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
         topic = request.topic.decode("utf-8", "replace")
-        if is_waiting or self.engine.shard.claims.withdraw_claim(topic, args.consumer, matches):
+        if is_waiting or self.engine.withdraw_claim(topic, args.consumer, matches):
             self._refuse(peer, request, NotReady("the client has disconnected"))
 
     def _dispatch(self, peer: bytes, request: wire.Request, *, is_caught_up: bool = False) -> None:
@@ -449,7 +450,7 @@ class ShardCore:
         self.metrics.queued(len(entries))
         batches = self.engine.stats.counters["batches"]
         self._began_us = self._now_us()
-        if self.engine.shard.state.long:
+        if self.engine.stats.long_commands:
             self._expire_long_commands()
         outcome = self.engine.turn(entries)
         self.metrics.turns.add(self._now_us() - self._began_us)
@@ -468,9 +469,9 @@ class ShardCore:
             request = cast(Token, token)[1]
             return self._began_us - request.received_us > request.budget_ms * 1000
 
-        for long in self.engine.shard.state.long.end(is_late):
-            peer, request = cast(Token, long.token)[:2]
-            error = NotReady("the request took too long and was aborted; try again", **long.outcome)
+        for token, detail in self.engine.end_long_commands(is_late):
+            peer, request = cast(Token, token)[:2]
+            error = NotReady("the request took too long and was aborted; try again", **detail)
             self._refuse(peer, request, error)
 
     def _may_begin(self, token: Token) -> bool:
@@ -484,9 +485,22 @@ class ShardCore:
 
     def _reopen(self) -> None:
         self._reopened = True
-        self.engine.shard.delivery.sending_resumed()
+        self.engine.resume_sending()
 
-    def _may_wake(self, token: object) -> bool:
+    # -- what the engine asks in a turn, see topics/engine/runtime/boundary.py ----------------------------------
+
+    @property
+    def copier(self) -> Copier:
+        return self.forwarding.forwarder
+
+    @property
+    def measures(self) -> Measures:
+        return self.pressure.measures
+
+    def is_followed(self, topic: str, consumer: str) -> bool:
+        return self.jobs.is_followed(topic, consumer)
+
+    def can_send(self, token: object) -> bool:
         return self._window.is_open(cast(Token, token)[0])
 
     def forget_peer(self, peer: bytes) -> None:
@@ -497,12 +511,9 @@ class ShardCore:
         self.forwarding.catch_ups.withdraw(peer)
         self.watch.front_gone(peer)
         self.jobs.front_gone(peer)
-        if self._claimed_us.pop(peer, None) is not None:
-            self.engine.shard.claims.withdraw_claims(lambda token: _is_claim_of(peer, token))
         # No matter how long they have waited: a claim that went on would lease jobs without a client.
-        self.engine.cold.withdraw(lambda token: cast(Token, token)[0] == peer)
-        self.engine.shard.state.long.end(partial(_is_requested_by, peer))
-        self.engine.shard.state.upkeep.withdraw(partial(_is_requested_by, peer))
+        has_claims = self._claimed_us.pop(peer, None) is not None
+        self.engine.withdraw(partial(_is_requested_by, peer), claims=has_claims)
         self._reopen()
 
     def finish(self, job: Job, error: BaseException | None, took_ms: float) -> Actions:
@@ -542,6 +553,10 @@ class ShardCore:
         self._sync_delay_ms = held_ms
         self.pressure.jobs_started(outcome.jobs)
         self.pressure.tick(now_us)
+        for name in outcome.created:
+            self.watch.topic_created(name)
+        for connection in outcome.settled:
+            self.jobs.settled(connection)
         for token, result in outcome.replies:
             if type(result) is OverGrant:
                 result = self.caps.park(token, result)

@@ -10,7 +10,7 @@ import msgspec
 from topics.engine.commands import consumers as con
 from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from topics.link.rules import RuleSpec
 from topics.protocols.encoding import Encoding, Read, Steps
@@ -22,7 +22,7 @@ from workers.forward.outbox import read_dead_letters
 class ShardFacts:
     """What encodings ask of this shard."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ShardEngine) -> None:
         self._engine = engine
 
     @property
@@ -34,7 +34,8 @@ class ShardFacts:
         return self._engine.stats.has_topic
 
     def track_synced_head(self, topic: str) -> None:
-        self._engine.shard.reads.track_synced_head(self._engine.shard.state.loaded_topic(topic))
+        reads = self._engine.standing_reads
+        reads.track_synced_head(reads.follow(topic))
 
     def is_headers_only(self, result: con.Claimed) -> bool:
         return self._engine.stats.is_headers_only(result.topic, result.consumer)

@@ -23,10 +23,7 @@ from queue import SimpleQueue
 import zmq
 
 from topics.api.limits import COLD_FETCHES_MAX
-from topics.engine.reading.cold_blocks import READ_KIND
-from topics.engine.runtime.engine import COLD_KINDS, Job
-from topics.engine.shard.transactions import STAGE_KIND
-from topics.engine.upkeep.compaction import REWRITE_KIND
+from topics.engine.runtime.boundary import COLD_KINDS, READ_KIND, REWRITE_KIND, STAGE_KIND, Job
 from topics.link import wire
 from topics.link.control_channel import (
     Channel,

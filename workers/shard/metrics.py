@@ -8,7 +8,7 @@ from itertools import islice
 
 from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.engine.runtime.stats import ConsumerFigures, QueueTotals, TopicFigures
 from topics.link import wire
 from topics.link.reports import (
@@ -46,7 +46,7 @@ class Timer:
 
 
 class ShardMetrics:
-    def __init__(self, engine: Engine, write_ns: Callable[[], int]) -> None:
+    def __init__(self, engine: ShardEngine, write_ns: Callable[[], int]) -> None:
         self._stats = engine.stats
         self._write_ns = write_ns  # duration of the last write to the log
         self.fsync_buckets = [0] * (len(FSYNC_BUCKETS_US) + 1)

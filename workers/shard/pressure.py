@@ -10,8 +10,15 @@ import re
 from collections.abc import Callable
 
 from topics.api.errors import Throttled
-from topics.engine.runtime.engine import Engine, Job
-from topics.engine.shard.pressure import COALESCE, FULL_WAIT_MS, RETRY_AFTER_MS, THRESHOLDS, Pressure
+from topics.engine.runtime.boundary import Job, ShardEngine
+from topics.engine.shard.pressure import (
+    COALESCE,
+    FULL_WAIT_MS,
+    RETRY_AFTER_MS,
+    THRESHOLDS,
+    Measures,
+    Pressure,
+)
 from topics.link import wire
 
 REPORT_TTL_US = 2_000_000  # validity of a front's report; fronts repeat them under load
@@ -22,16 +29,19 @@ _DISABLED = re.compile(rb'"disable_backpressure"\s*:\s*true')
 
 
 class ShardPressure:
-    def __init__(self, engine: Engine, now_us: Callable[[], int]) -> None:
+    def __init__(self, engine: ShardEngine, now_us: Callable[[], int]) -> None:
         self._stats = engine.stats
         self._now_us = now_us
         self._pressure = Pressure()
-        engine.shard.delivery.measures = self._pressure.measures
         self._fronts: dict[bytes, tuple[float, int]] = {}  # pressure, time of the report
         self._sync_began_us: int | None = None
         self._picks = self._waited_ms = 0  # of the scheduler, at the last sample
         self.text = b""  # for `performance`
         self.refused = 0
+
+    @property
+    def measures(self) -> Measures:
+        return self._pressure.measures
 
     @property
     def value(self) -> float:

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 from topics.api import limits
 from topics.api.errors import Throttled, TopicNotFound, TopicsError
 from topics.engine.commands import topics as cmd
-from topics.engine.runtime.engine import Engine
-from topics.engine.topic.log import TopicLog
+from topics.engine.commands.standing_reads import FollowedTopic
+from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from topics.link.watch import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_fields
 from topics.protocols.json.replies import feed_page, feed_records
@@ -83,9 +83,8 @@ class FeedGroup:
 
 
 class Feeds:
-    def __init__(self, engine: Engine, send: Send, ask: Ask, now_ms: Callable[[], int]) -> None:
-        self._shard = engine.shard
-        self._clock = engine.clock
+    def __init__(self, engine: ShardEngine, send: Send, ask: Ask, now_ms: Callable[[], int]) -> None:
+        self._reads = engine.standing_reads
         self._send = send
         self._ask_engine = ask
         self._now_ms = now_ms
@@ -104,14 +103,14 @@ class Feeds:
     # -- followers -----------------------------------------------------------------------------------------
 
     def follow(self, peer: bytes, number: int, topic: str, follow: Follow) -> None:
-        log = self._shard.state.loaded_topic(topic)
+        log = self._reads.follow(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
             raise Throttled(
                 "too many topics are watched through one front", limit="feeds", max=FEEDS_PER_FRONT_MAX
             )
-        is_known = log.unsynced_heads is not None
+        is_known = log.is_head_tracked
         if follow.options.strong:
-            self._shard.reads.track_synced_head(log)
+            self._reads.track_synced_head(log)
         head = self._head(log, follow.options)
         feed = Feed(peer, number, topic, log.id, follow.options, head)
         feed.is_early = not is_known and head < log.view.head
@@ -170,7 +169,7 @@ class Feeds:
     # -- reading -------------------------------------------------------------------------------------------
 
     @staticmethod
-    def _head(log: TopicLog, options: FeedOptions) -> int:
+    def _head(log: FollowedTopic, options: FeedOptions) -> int:
         return min(log.synced_head, log.view.head) if options.strong else log.view.head
 
     def _ask(self, requester: Feed | FeedGroup) -> None:
@@ -189,23 +188,19 @@ class Feeds:
             standing=True,
             synced=options.strong,
         )
-        log = self._shard.state.published.get(requester.topic)
+        log = self._reads.followed(requester.topic)
         if log is None:
             requester.token, requester.unseen = self._ask_engine(peer, requester, command), command
             return
         requester.token = self._ask_engine(peer, requester, None)  # type: ignore[arg-type]
-        self._shard.reads.park(requester.token, command, log, position)
-        at_head = position == self._head(log, options) == log.view.head
-        if not at_head or log.expiring:
-            self._shard.reads.waiters_due[log.id] = log  # the scheduler decides when it is read
+        self._reads.park_standing(requester.token, command, log)
 
     def _withdraw(self, requester: Feed | FeedGroup) -> None:
         if requester.unseen is not None:
             requester.unseen.standing = False  # or it would wait forever, should the engine see it only now
             requester.unseen = None
-        log = self._shard.state.published.get(requester.topic)
-        if requester.token is not None and log is not None:
-            self._shard.reads.unpark(requester.token, log)
+        if requester.token is not None:
+            self._reads.withdraw_standing(requester.token, requester.topic)
         requester.token = None
 
     def on_result(self, requester: Feed | FeedGroup, token: Any, result: object) -> None:
@@ -217,12 +212,12 @@ class Feeds:
             self._fail(requester, result)
             return
         assert isinstance(result, cmd.Page)
-        log = self._shard.state.published.get(requester.topic)
+        log = self._reads.followed(requester.topic)
         if log is None or log.id != requester.topic_id:
             self._fail(requester, TopicNotFound(requester.topic))
             return
         if result.seqs:
-            log.last_read_ts = self._clock.now_ms
+            self._reads.note_read(requester.topic)
         if isinstance(requester, FeedGroup):
             self._distribute(requester, result)
             return
@@ -262,7 +257,7 @@ class Feeds:
         """Render a page once for all fronts with the same feed."""
         if not page.seqs:
             return b""
-        log = self._shard.state.published.get(page.topic)
+        log = self._reads.followed(page.topic)
         key = (log.id if log is not None else 0, page.seqs[0], page.seqs[-1], options)
         text = self._rendered.get(key)
         if text is None:
@@ -278,7 +273,7 @@ class Feeds:
 
     # -- groups --------------------------------------------------------------------------------------------
 
-    def _join(self, feed: Feed, log: TopicLog, follow: Follow) -> FeedGroup:
+    def _join(self, feed: Feed, log: FollowedTopic, follow: Follow) -> FeedGroup:
         assert follow.group is not None
         group = self._groups.get((feed.topic, follow.group))
         if group is not None and group.topic_id != log.id:
@@ -321,7 +316,7 @@ class Feeds:
 
     def _read_on(self, group: FeedGroup) -> None:
         """Begin the next read of a group if a member has room."""
-        log = self._shard.state.published.get(group.topic)
+        log = self._reads.followed(group.topic)
         if log is not None and log.id != group.topic_id:
             self._fail(group, TopicNotFound(group.topic))  # recreated while no member had room
         elif group.token is None and not self._is_rejoining(group) and any(m.has_room for m in group.members):
@@ -384,7 +379,7 @@ class Feeds:
     def load_groups(self, rows: list[GroupRow]) -> None:
         for row in rows:
             topic, topic_id, name, cursor = row
-            log = self._shard.state.published.get(topic)
+            log = self._reads.followed(topic)
             if log is not None and log.id == topic_id and len(self._groups) < GROUPS_MAX:
                 group = FeedGroup(topic, topic_id, name, min(cursor, log.view.head), restored=True)
                 group.empty_since_ms = self._now_ms()
@@ -417,13 +412,13 @@ class Feeds:
                 self._read_on(group)
 
 
-def _current_cursor(log: TopicLog, epoch: str | None, cursor: int) -> int:
+def _current_cursor(log: FollowedTopic, epoch: str | None, cursor: int) -> int:
     """A cursor of `epoch` as a cursor of the current epoch."""
     now = cursor if epoch is None else log.cursor_of(epoch, cursor)
     return 0 if now is None else min(now, log.view.head)
 
 
-def _earliest(log: TopicLog) -> int:
+def _earliest(log: FollowedTopic) -> int:
     return min(log.view.first_seq, log.view.head + 1)
 
 

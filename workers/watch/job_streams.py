@@ -28,7 +28,7 @@ from topics.api.errors import (
 )
 from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from topics.link.job_streams import PUSH_BYTES, PUSHES_AHEAD, JobStreamOptions, decode_options
 from topics.protocols.encoding import Encoding
@@ -64,7 +64,7 @@ class JobStream:
 class JobStreams:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         *,
         send: Send,
         ask: Ask,
@@ -73,7 +73,6 @@ class JobStreams:
         is_headers_only: Callable[[con.Claimed], bool],
     ) -> None:
         """`has_window`: whether a front's reply window is open. `is_headers_only`: whether the consumer gets no data."""
-        self._shard = engine.shard
         self._stats = engine.stats
         self._send = send
         self._ask = ask
@@ -88,8 +87,6 @@ class JobStreams:
         self._unacked_bytes: dict[bytes, int] = {}
         self._to_refill: dict[JobStream, None] = {}  # streams that may have room for more jobs
         self._claims_asked = 0  # since the last turn
-        self._shard.leases.on_settled = self._settled
-        self._shard.leases.is_followed = self._is_followed
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.OPEN_JOBS: self._on_open,
             wire.JOBS_ACK: self._on_ack,
@@ -154,11 +151,11 @@ class JobStreams:
         if stream is not None:
             self._close(stream)
 
-    def _is_followed(self, topic: str, consumer: str) -> bool:
+    def is_followed(self, topic: str, consumer: str) -> bool:
         return any(stream.options.consumer == consumer for stream in self._by_topic.get(topic, ()))
 
-    def _settled(self, connection: int) -> None:
-        """Called during the engine's turn, so the next claim waits for the end of the turn."""
+    def settled(self, connection: int) -> None:
+        """Leases of a connection have ended in this turn: it may have room for more jobs."""
         stream = self._by_connection.get(connection)
         if stream is not None and stream.is_open:
             self._to_refill[stream] = None

@@ -18,7 +18,7 @@ from topics.api.errors import InvalidRequest, TopicsError
 from topics.engine.commands import topics as cmd
 from topics.engine.core.ports import Disk
 from topics.engine.core.subject_trie import SubjectTrie
-from topics.engine.runtime.engine import Engine, Job
+from topics.engine.runtime.boundary import Job, ShardEngine
 from topics.engine.storage.watch_file import WatchEntry
 from topics.link import wire
 from topics.link.watch import (
@@ -80,7 +80,7 @@ class WaitingStream:
 class WatchService:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         disk: Disk,
         *,
         max_sessions: int,
@@ -111,7 +111,6 @@ class WatchService:
         self._saved_ms = 0
         self._has_failed = False  # the last save
         self._has_more = False  # changes that did not fit into the last save
-        engine.shard.state.events.topic_published.append(self._created)
         self._ops: dict[int, Callable[[bytes, wire.Request], None]] = {
             wire.FIND: self._on_find,
             wire.FOLLOW: self._on_follow,
@@ -133,7 +132,7 @@ class WatchService:
 
     def _wall_ms(self) -> int:
         """A clock that continues over restarts, for state that outlives the process. Need not be a turn's time."""
-        return self._engine.clock.read()
+        return self._engine.stats.present_ms()
 
     def receive(self, peer: bytes, request: wire.Request) -> bool:
         """Handle a request about watching; False: it is not one. A TopicsError is sent as the reply."""
@@ -204,8 +203,8 @@ class WatchService:
         for _ in range(min(TOPICS_PER_STEP, len(rows))):
             name, patterns = rows.popleft()
             if self._engine.stats.is_published(name):  # else it was dropped meanwhile
-                log = self._engine.shard.state.loaded_topic(name)
-                if log.inflows:  # it may have to catch up first
+                log = self._engine.standing_reads.follow(name)
+                if self._engine.stats.inflows(name):  # it may have to catch up first
                     search.left += 1
                     search.patterns[name] = patterns
                     self._ask(search.peer, 0, search, cmd.State(name, touch=False))
@@ -256,7 +255,8 @@ class WatchService:
 
         self._search([watch.pattern], watch.prefixes, found)
 
-    def _created(self, name: str) -> None:
+    def topic_created(self, name: str) -> None:
+        """Readers see a new topic: tell the watchers of its name."""
         if not self._name_watches:
             return
         for key in self._trie.match(name.encode()).plain:

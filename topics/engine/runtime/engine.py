@@ -12,53 +12,23 @@ slices between turns (`background.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Stopping
 from topics.engine.cold.merge.replay import MergeReplay
-from topics.engine.commands.topics import Command
+from topics.engine.commands.copies import CopySource
+from topics.engine.commands.standing_reads import StandingReads
 from topics.engine.core.ports import Clock, Disk, SegmentStore
-from topics.engine.reading.cold_blocks import READ_KIND
 from topics.engine.runtime.background import Background
+from topics.engine.runtime.boundary import COLD_KINDS, DeadLetterSource, Job, Outcome, Request, Shell
 from topics.engine.runtime.group_commit import FULL_RETRY_MS
 from topics.engine.runtime.stats import Stats
-from topics.engine.storage.segment_store import COLD_IO_KIND
 from topics.engine.upkeep.recovery import Recovery
 from topics.engine.upkeep.recovery_report import RecoveryReport
 
 CHECKPOINT_CHECK_MS = 5000
-COLD_KINDS = frozenset(
-    (READ_KIND, COLD_IO_KIND)
-)  # jobs that may take any time; a shutdown does not wait for them
 TRUST_MS = 60_000  # how long verified data is trusted: disks may corrupt data at any time
-
-Request: TypeAlias = tuple[object, Command]
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """Blocking work. The caller runs it off the loop, then reports it to `finish`."""
-
-    kind: str
-    work: Callable[[], object]
-    done: Callable[[object, BaseException | None], None]
-    value: object = None
-    held_ms: int = 0  # how long a sync was delayed to cover more writes
-
-    def run(self) -> None:
-        self.value = self.work()
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What the caller has to do after a turn."""
-
-    replies: list[tuple[object, object]] = field(default_factory=list)
-    jobs: list[Job] = field(default_factory=list)
-    wake_at_ms: int | None = None  # on the monotonic clock: when the next turn must be at the latest
 
 
 class Engine(Background):
@@ -117,6 +87,47 @@ class Engine(Background):
         self.compactor.start()
         if self.shard.state.read_only is None:
             self._request_spare()
+
+    # -- the boundary, see boundary.py -----------------------------------------------------------------------
+
+    def attach(self, shell: Shell) -> None:
+        delivery = self.shard.delivery
+        self.shard.state.can_send = shell.can_send
+        self.shard.consumers.is_followed = shell.is_followed
+        delivery.copier, delivery.measures = shell.copier, shell.measures
+
+    @property
+    def copies(self) -> CopySource:
+        return self.shard.forwards
+
+    @property
+    def standing_reads(self) -> StandingReads:
+        return self.shard.reads
+
+    @property
+    def dead_letters(self) -> DeadLetterSource:
+        return self.shard.dead_letters
+
+    def withdraw(self, matches: Callable[[object], bool], *, claims: bool) -> None:
+        state = self.shard.state
+        if claims:
+            self.shard.claims.withdraw_claims(matches)
+        self.cold.withdraw(matches)
+        state.long.end(matches)
+        state.upkeep.withdraw(matches)
+
+    def withdraw_claim(self, topic: str, consumer: str, matches: Callable[[object], bool]) -> bool:
+        return self.shard.claims.withdraw_claim(topic, consumer, matches)
+
+    def end_long_commands(self, matches: Callable[[object], bool]) -> list[tuple[object, dict[str, str]]]:
+        long = self.shard.state.long
+        return [(ended.token, ended.outcome) for ended in long.end(matches)] if long else []
+
+    def set_quota(self, topics: int | None, size: int | None) -> None:
+        self.shard.state.topics_granted, self.shard.state.bytes_granted = topics, size
+
+    def resume_sending(self) -> None:
+        self.shard.delivery.sending_resumed()
 
     # -- turns ---------------------------------------------------------------------------------------------
 
@@ -188,7 +199,10 @@ class Engine(Background):
         replies, state.ready = state.ready, []
         jobs, self._jobs = self._jobs, []
         self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
-        return Outcome(replies, jobs, self._wake_at_ms())
+        created, state.created = state.created, []
+        settled = self.shard.leases.settled[:]
+        self.shard.leases.settled.clear()  # consumers append to this list
+        return Outcome(replies, jobs, self._wake_at_ms(), created, settled)
 
     def _retry_when_full(self) -> None:
         self._full_retry_ms = None
@@ -306,6 +320,8 @@ class Engine(Background):
         while queue:
             outcome = queue.pop()
             total.replies += outcome.replies
+            total.created += outcome.created
+            total.settled += outcome.settled
             for job in outcome.jobs:
                 error: BaseException | None = None
                 try:

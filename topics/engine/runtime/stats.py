@@ -109,6 +109,11 @@ class Stats:
         return delivery.has_new_work or bool(delivery.backlog) or self._engine.has_jobs
 
     @property
+    def long_commands(self) -> int:
+        """Commands that run in slices and are not answered yet."""
+        return len(self._state.long)
+
+    @property
     def has_copies(self) -> bool:
         """Whether copies wait for a turn without replies."""
         return self._shard.delivery.has_copies

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from topics.api.errors import TopicsError
 from topics.api.limits import KIB
+from topics.engine.commands.copies import Copier
 from topics.engine.core.priority import effective_priority
 from topics.engine.shard.consumers.admin import Consumers
 from topics.engine.shard.consumers.claims import Claims
@@ -40,19 +40,6 @@ TURN_ROOM = 512 * KIB  # delivery budget of a turn: the next requests wait for i
 ANSWER_ROOM = 64 * KIB  # the budget of a turn with replies: they wait for it
 SLICE_ROOM = 128 * KIB  # per topic and slice
 PICK_COST = 4 * KIB  # fixed cost of serving a topic
-
-
-class Copier(Protocol):
-    """Sends copies of this shard's topics to the dests of forwards."""
-
-    def has_new_copies(self, log: TopicLog) -> bool:
-        """Whether a topic with new records has copies to send."""
-
-    def send_copies(self, log: TopicLog, room: int) -> int:
-        """Send copies of a topic; returns the delivery cost in bytes. If there is more, the topic is in `copies_due` again."""
-
-    def resume_copies(self, log: TopicLog, uid: int) -> None:
-        """Records that a forward had to wait for can be read now: the topic is in `copies_due` again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +85,7 @@ class Delivery:
         # Topics with only copies, picked in a turn with replies; since when they wait.
         self._deferred_copies: dict[DueTopic, int] = {}
         state.events.copies_readable.append(self._resume_copies)
+        state.events.copies_awaited.append(self.expedite)
         state.events.published.append(self._published)
 
     def _published(self, log: TopicLog, op: Op) -> None:

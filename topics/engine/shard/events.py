@@ -15,7 +15,6 @@ class ShardEvents:
     """Callbacks by event, called in the order in which they were added."""
 
     topic_created: list[Callable[[TopicLog], None]] = field(default_factory=list)  # in the staged state
-    topic_published: list[Callable[[str], None]] = field(default_factory=list)  # a name that readers now see
     # The engine has recovered. The number is different at every start.
     recovered: list[Callable[[int], None]] = field(default_factory=list)
     # A topic is completely replayed: at the start, or later if its replay was deferred.
@@ -38,6 +37,7 @@ class ShardEvents:
     )  # for a forward, by its uid
     # Replay: records of these seqs, first and last, were never logged.
     records_missing: list[Callable[[TopicLog, int, int], None]] = field(default_factory=list)
+    copies_awaited: list[Callable[[TopicLog], None]] = field(default_factory=list)  # by a reader of a dest
     checked: list[Callable[[], None]] = field(default_factory=list)  # asserts a feature's own invariants
     # A commit failed: the shard is read-only for this reason, and the staged state is that of the readers.
     failed: list[Callable[[str], None]] = field(default_factory=list)

@@ -18,6 +18,7 @@ from topics.api.config import TopicConfig
 from topics.api.errors import Forbidden, ForwardNotFound, TopicNotFound, TopicsError
 from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
+from topics.engine.commands.copies import SourceTopic
 from topics.engine.core.subject_trie import SubjectTrie
 from topics.engine.core.subjects import parse_pattern
 from topics.engine.reading.cold_blocks import ColdMiss
@@ -245,10 +246,31 @@ class Forwards:
                 self.copies_due[log.id] = log
         return epoch_frames
 
+    def due_topics(self) -> list[TopicLog]:
+        return list(self.copies_due.values())
+
+    @property
+    def has_due(self) -> bool:
+        return bool(self.copies_due)
+
+    def set_due(self, topic: SourceTopic) -> None:
+        assert isinstance(topic, TopicLog)
+        self.copies_due[topic.id] = topic
+
+    def expedite(self, topic: SourceTopic) -> None:
+        assert isinstance(topic, TopicLog)
+        for call in self.state.events.copies_awaited:
+            call(topic)
+
+    def forward(self, uid: int) -> fwd.Forward | None:
+        outflow = self.outflows.get(uid)
+        return outflow.forward if outflow is not None else None
+
     def copies_after(
-        self, log: TopicLog, forward: fwd.Forward, after: int, count: int, max_bytes: int
+        self, log: SourceTopic, forward: fwd.Forward, after: int, count: int, max_bytes: int
     ) -> fwd.Copies | None:
         """The records of a topic that a forward copies after a seq; None: there are none yet."""
+        assert isinstance(log, TopicLog)
         if log.dropped:
             return None
         try:
@@ -287,8 +309,9 @@ class Forwards:
             for call in self.state.events.copies_readable:
                 call(log, uid)
 
-    def empty_copies(self, log: TopicLog, forward: fwd.Forward, after: int) -> fwd.Copies:
+    def empty_copies(self, log: SourceTopic, forward: fwd.Forward, after: int) -> fwd.Copies:
         """A batch without records, which asks the dest for its mark."""
+        assert isinstance(log, TopicLog)
         start = self.outflows[forward.uid].start_of(log.id)
         return fwd.Copies(forward, log.name, log.id, list(log.epochs), start, after, after)
 

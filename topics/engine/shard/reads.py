@@ -17,6 +17,7 @@ import numpy as np
 from topics.api import limits
 from topics.api.errors import InvalidRequest, TopicNotFound, TopicsError
 from topics.engine.commands import topics as cmd
+from topics.engine.commands.standing_reads import FollowedTopic
 from topics.engine.reading.hot_segments import DamagedSegment
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import Postpone, ShardState, Waiter, as_ranges
@@ -69,8 +70,9 @@ class Reads:
     def _shard_failed(self, reason: str) -> None:
         self.waiters_due |= {log.id: log for log in self.state.by_id.values() if log.waiters}
 
-    def track_synced_head(self, log: TopicLog) -> None:
+    def track_synced_head(self, log: FollowedTopic) -> None:
         """From now on keep `log.synced_head` up to date: the head that no crash can undo."""
+        assert isinstance(log, TopicLog)
         if log.unsynced_heads is None:
             log.unsynced_heads = deque()
             self.state.publishing_lsn = self.state.written_lsn
@@ -178,6 +180,32 @@ class Reads:
             state.cold.withdraw(lambda found: found is token)
         if state.upkeep:
             state.upkeep.withdraw(lambda found: found is token)
+
+    # -- standing reads of the shell, see commands/standing_reads.py -------------------------------------------
+
+    def follow(self, name: str) -> TopicLog:
+        return self.state.loaded_topic(name)
+
+    def followed(self, name: str) -> TopicLog | None:
+        return self.state.published.get(name)
+
+    def park_standing(self, token: object, command: cmd.Diff, topic: FollowedTopic) -> None:
+        assert isinstance(topic, TopicLog)
+        self.park(token, command, topic, command.from_seq)
+        head = topic.view.head
+        readable = min(topic.synced_head, head) if command.synced else head
+        if not command.from_seq == readable == head or topic.expiring:
+            self.waiters_due[topic.id] = topic  # the scheduler decides when it is read
+
+    def withdraw_standing(self, token: object, name: str) -> None:
+        log = self.state.published.get(name)
+        if log is not None:
+            self.unpark(token, log)
+
+    def note_read(self, name: str) -> None:
+        log = self.state.published.get(name)
+        if log is not None:
+            log.last_read_ts = self.state.now_ms
 
     def _push_waiter(self, waiter: Waiter, due_ms: int) -> None:
         self._poll_count += 1

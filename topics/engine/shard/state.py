@@ -129,6 +129,7 @@ class ShardState:
         self.publishing_lsn = 0  # log position that covers the op being published
         # Whether a reply to this token can be sent now.
         self.can_send: Callable[[object], bool] = lambda token: True
+        self.created: list[str] = []  # names that readers see since the last turn
         self.touched: dict[int, TopicLog] = {}  # topics changed since the last checkpoint
         self.erase_requests: list[EraseRequest] = []
         self.dropped_topics: list[TopicLog] = []  # dropped topics whose files are not removed yet
@@ -410,8 +411,7 @@ class ShardState:
             self._count_class(log, 1)
             self.published[log.name] = log
             self.names.add(log.name)
-            for tell in self.events.topic_published:
-                tell(log.name)
+            self.created.append(log.name)
         else:
             self.classes_changed()
 

@@ -208,6 +208,11 @@ class TopicLog(TopicRows):
         )
 
     @property
+    def is_head_tracked(self) -> bool:
+        """Whether `synced_head` is known."""
+        return self.unsynced_heads is not None
+
+    @property
     def reserved(self) -> tuple[int, int]:
         """Records and bytes that are promised, but not appended yet."""
         return self.transactions.reserved if self.transactions is not None else (0, 0)

@@ -41,7 +41,7 @@ from topics.engine.commands.forwards import (
     PutForward,
 )
 from topics.engine.core.placement import shard_of
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from topics.link.rules import RuleDropped, RulePut, RuleResult, RuleSpec
 from topics.link.watch import Find, FoundTopic
@@ -88,7 +88,7 @@ SubSteps: TypeAlias = Generator[Wait, Any, None]
 class RuleOperations:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         book: RuleBook,
         *,
         shards: int,

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from topics.api.errors import Throttled, TopicsError
 from topics.engine.commands.forwards import DropForward, ForwardDropped, ForwardPut, PutForward
-from topics.engine.runtime.engine import Engine
+from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from topics.link.rules import RuleResult
 from topics.protocols.encoding import Encoding
@@ -74,7 +74,7 @@ class Operation:
 class RuleService:
     def __init__(
         self,
-        engine: Engine,
+        engine: ShardEngine,
         *,
         shards: int,
         max_forwards: int,

@@ -20,14 +20,15 @@ def test_no_feature_inherits_from_another() -> None:
     assert {type(feature).__bases__ for feature in features.values()} == {(object,)}
 
 
-def test_a_listener_hears_of_topics_as_readers_see_them() -> None:
-    h = Harness()
-    seen: list[str] = []
-    h.engine.shard.state.events.topic_published.append(seen.append)
-    (token,) = h.ask(c.PutTopic("t", TopicConfig()))
-    assert (token in h.replies, seen) == (False, []), "not before the change is synced"
-    h.rest()
-    assert (token in h.replies, seen) == (True, ["t"])
+def test_an_outcome_names_the_topics_that_readers_see_since() -> None:
+    engine = Harness().engine
+    outcome = engine.turn([("token", c.PutTopic("t", TopicConfig()))])
+    assert (outcome.replies, outcome.created) == ([], []), "not before the change is synced"
+    created = []
+    for job in outcome.jobs:
+        job.run()
+        created += engine.finish(job).created
+    assert created == ["t"]
 
 
 def test_a_feature_that_wraps_a_handler_is_asked_first() -> None:

@@ -6,7 +6,7 @@ Like a topic's config, a consumer's config and position are logged and synced in
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from itertools import count, islice
 
@@ -75,6 +75,7 @@ class Consumers:
         self.idle: dict[int, tuple[TopicLog, Consumer]] = {}
         self.idle_timers: list[tuple[int, int]] = []
         self._timer_numbers = count(1)
+        self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False  # by an open stream
         self.overlaps: list[tuple[str, str, str]] = []  # in stored work queues, as of the start
         state.events.recovered.append(self._recovered)
         state.events.topic_recovered.append(self._topic_recovered)
@@ -164,7 +165,7 @@ class Consumers:
         consumer = log.consumers.named.get(stored.name)
         if consumer is None:
             consumer = log.consumers.named[stored.name] = Consumer(
-                stored.name, stored.config, self.leases.connection_settled
+                stored.name, stored.config, self.leases.settled.append
             )
         else:
             consumer.configure(stored.config)
@@ -301,7 +302,7 @@ class Consumers:
         consumer.dropped = True
         self.idle.pop(consumer.idle_number, None)
         for connection in list(consumer.connections):
-            self.leases.on_settled(connection)
+            self.leases.settled.append(connection)
         if consumer.counts[MOVING]:
             log.consumers.drop_dead_letters(consumer.name, set(consumer.entries))
         log.consumers.changes += 1
@@ -502,7 +503,7 @@ class Consumers:
             log, consumer = log_and_consumer
             consumer.process_timeouts(state.now_ms)
             in_use = consumer.waiters or consumer.in_flight or consumer.counts[MOVING]
-            if in_use or self.leases.is_followed(log.name, consumer.name):
+            if in_use or self.is_followed(log.name, consumer.name):
                 consumer.active_ms = state.now_ms
             if state.now_ms - consumer.active_ms < consumer.config.inactive_ttl_ms:
                 self._set_idle_timer(log, consumer)

@@ -72,6 +72,13 @@ class DeadLetters:
 
     # -- source --------------------------------------------------------------------------------------------
 
+    def due_topics(self) -> set[int]:
+        return set(self.due)
+
+    def next_dead_letters(self, topic_id: int, count: int, max_bytes: int) -> list[con.DeadLetter]:
+        log = self.due.get(topic_id)
+        return self.dead_letters_to_send(log, count, max_bytes) if log is not None else []
+
     def dead_letters_to_send(self, log: TopicLog, count: int, max_bytes: int) -> list[con.DeadLetter]:
         """The next dead letters that may be sent, in order of their numbers, all for one target."""
         state = self.state

@@ -8,7 +8,7 @@ retention is by interest.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -119,21 +119,14 @@ class Leases:
         self.lease_id = 0  # of the next lease
         self.pruning: dict[int, TopicLog] = {}  # topics with records that no consumer may need any more
         self.claims_due: dict[int, ClaimsDue] = {}  # consumers whose claims must be checked, by identity
-        self.on_settled: Callable[[int], None] = lambda connection: (
-            None
-        )  # a lease of the connection has ended
+        self.settled: list[int] = []  # connections whose leases have ended since the last turn
         state.events.recovered.append(self._recovered)
         state.events.failed.append(lambda reason: self.end_pruning(ShardReadOnly(reason, unknown=True)))
-        # Whether a consumer has an open stream.
-        self.is_followed: Callable[[str, str], bool] = lambda topic, consumer: False
 
     def _recovered(self, salt: int) -> None:
         self.lease_id = salt  # a lease from before a restart is not mistaken for a current one
 
     # -- finding consumers ---------------------------------------------------------------------------------
-
-    def connection_settled(self, connection: int) -> None:
-        self.on_settled(connection)
 
     def queue_of(self, log: TopicLog) -> Consumer:
         """The built-in consumer of a queue."""
@@ -141,7 +134,7 @@ class Leases:
         if consumers is None:
             consumers = log.consumers = TopicConsumers()
         if consumers.queue is None:
-            consumers.queue = Consumer(con.QUEUE, QUEUE_CONFIG, self.connection_settled)
+            consumers.queue = Consumer(con.QUEUE, QUEUE_CONFIG, self.settled.append)
         return consumers.queue
 
     def find_consumer(self, topic: str, name: str) -> tuple[TopicLog, Consumer]:
