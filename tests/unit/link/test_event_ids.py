@@ -1,4 +1,4 @@
-"""Event ids: what is joined of pieces decodes back, and nothing that a client may send raises."""
+"""Event ids: ids assembled from parts can be decoded, and nothing that a client may send raises."""
 
 from __future__ import annotations
 

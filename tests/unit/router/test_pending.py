@@ -1,7 +1,7 @@
 """Goal: every request gets exactly one answer, from the worker it was sent to or from the front itself.
 
-Method: single stories of the bounds and of deaths; then a state machine that sends, answers, loses, expires and restarts
-in any order, and counts the answers.
+Method: single cases of the bounds and of deaths; then a state machine that sends, answers, loses, expires and
+restarts in any order, and counts the answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OTHERS = sorted(set(range(wire.WRITE, wire.CATALOG)) - wire.CHANGES)
 
 
 class Answers(list[wire.Reply]):
-    """An `on_reply` that keeps what it gets."""
+    """An `on_reply` that keeps the answers."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ def send(
 
 
 def sent(core: PendingRequests) -> list[tuple[int, wire.Request]]:
-    """What leaves now, read as the shards would."""
+    """The messages that leave now, read as the shards would."""
     found = []
     for shard, parts in core.take_messages():
         assert wire.read_message_head(bytes(parts[0])) == core.links[shard].incarnation
@@ -218,7 +218,7 @@ def test_beyond_its_credit_a_shard_gets_nothing_more() -> None:
     over = send(core)
     assert over.error["code"] == "throttled"
     assert core.refused_full == 1
-    assert send(core, 1) == []  # the other shard has its own
+    assert send(core, 1) == []  # the other shard has a bound of its own
     assert (first, second) == ([], [])
     answer(core, 0, next(request.id for _, request in sent(core)))
     assert send(core) == []
@@ -244,7 +244,7 @@ def test_a_shard_is_told_what_was_taken_of_its_answers() -> None:
     ((_, asked),) = sent(core)
     message = wire.message_head(1) + wire.reply_head(asked.id, wire.OK, wire.JSON, b"", wire.SEPARATE)
     core.receive(0, message, bytes(WINDOW_UPDATE_BYTES - len(message) - 1))
-    assert sent(core) == [], "not for every little thing"
+    assert sent(core) == [], "not for every small change"
     answer(core, 0, 0)
     ((shard, told),) = sent(core)
     assert (shard, told.op) == (0, wire.WINDOW_UPDATE)
@@ -262,7 +262,7 @@ def test_a_dead_worker_s_debts_are_forgotten() -> None:
     assert [send(core), send(core)] == [[], []]
 
 
-# ---- lives and deaths
+# ---- incarnations and deaths
 
 
 @fault(
@@ -317,7 +317,7 @@ def test_while_a_worker_is_down_its_requests_are_refused_at_once() -> None:
 
 @fault("link", "a reply of a dead worker comes after its successor started", "it is ignored")
 def test_a_late_reply_of_the_worker_before_is_ignored() -> None:
-    """Ids go on over incarnations, but a reply of the old one would be wrong even for an id that lives."""
+    """Ids continue over incarnations, but a reply of the old one would be wrong even for an id that is in use."""
     core = core_with(1)
     core.worker_down(0)
     core.worker_up(0, 2)
@@ -343,7 +343,9 @@ def test_ids_are_not_used_again() -> None:
     "link", "a worker does not answer in time", "the client gets an answer; a change has an unknown outcome"
 )
 def test_what_a_shard_says_of_a_stream_is_no_answer_to_a_request() -> None:
-    """Streams had numbers of their own: a write with the same one was answered with the news that a stream is to end."""
+    """Streams had numbers of their own: a write with the same number was answered with the message that a stream is
+    to end.
+    """
     core = core_with()
     pushed: list[int] = []
     core.on_push = lambda shard, reply: pushed.append(reply.id)
@@ -377,7 +379,7 @@ def test_a_stop_ends_reads_but_no_changes() -> None:
     claim = send(core, op=wire.CLAIM, at=5)
     core.end_polls(5)
     assert [poll.error["code"], frames.error["code"]] == ["shutting_down"] * 2
-    # It may have got a lease meanwhile, which only time gives back.
+    # It may have got a lease meanwhile, which only ends by time.
     assert (claim.error["code"], claim.error["detail"]) == ("shutting_down", {"outcome": "unknown"})
     assert (young, write, core.in_flight) == ([], [], 2)
     answer(core, 0, *(request.id for _, request in sent(core)))
@@ -385,7 +387,7 @@ def test_a_stop_ends_reads_but_no_changes() -> None:
 
 
 def test_a_claim_stays_on_the_books_when_its_client_goes() -> None:
-    """It may still be handed something, and whoever counts what waits at a shard has to know of it."""
+    """It may still get a job, and the number of waiting claims at a shard has to include it."""
     core = core_with(1)
     claim, poll = send(core, op=wire.CLAIM), send(core, op=wire.DIFF)
     numbers = [request.id for _, request in sent(core)]
@@ -397,7 +399,7 @@ def test_a_claim_stays_on_the_books_when_its_client_goes() -> None:
 
 
 def test_a_client_may_send_again_from_within_its_answer() -> None:
-    """A pipelined request follows as soon as the one before is answered, also when that is by a death."""
+    """A pipelined request follows as soon as the one before is answered, also when a death answers it."""
     core = core_with(1)
     again: list[Answers] = []
     core.ask(0, wire.WRITE, 0, b"t", b"", b"", 0, lambda _: again.append(send(core)))
@@ -415,7 +417,7 @@ def test_a_client_may_send_again_from_within_its_answer() -> None:
 
 
 class Traffic(RuleBasedStateMachine):
-    """Two shards, their workers' memories, and what the network still carries of the dead."""
+    """Two shards, what their workers have received, and replies of dead workers that are still in flight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -454,7 +456,7 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def answer_some(self, data: st.DataObject) -> None:
-        """Also what a dead worker sent just before its end."""
+        """Also answers that a dead worker sent just before its end."""
         shard, incarnation, number = data.draw(st.sampled_from(self.open))
         answer(self.core, shard, number, incarnation=incarnation)
 

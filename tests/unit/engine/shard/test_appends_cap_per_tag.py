@@ -1,8 +1,9 @@
-"""Compaction by tag: of each tag the newest N records stay, and the space of the others comes back.
+"""Compaction by tag: the newest N records of each tag stay, and the space of the others is freed.
 
-Goal: `cap_per_tag` takes exactly the superseded records, in silence, whatever else happens to the topic, at a cost that does not grow
-with it; a cap that comes later acts on what is there in bounded turns and over restarts; files shrink in both tiers.
-Method: an engine on a simulated disk; Python calls and looked-at seqs are counted in place of time; crashes between turns.
+Goal: `cap_per_tag` removes exactly the superseded records, without tombstones, whatever else happens to the topic, at
+a cost that does not grow with it; a cap that is set later is applied in bounded turns and over restarts; files shrink
+in both tiers. Method: an engine on a simulated disk; Python calls and examined seqs are counted in place of time;
+crashes between turns.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def capped(keep: int, **options: Any) -> TopicConfig:
 
 
 def write(h: Harness, tags: str, topic: str = "t") -> None:
-    """One write a letter."""
+    """One write per letter."""
     for tag in tags:
         h.append(topic, b'"%s"' % tag.encode(), tag=tag.encode())
 
@@ -60,11 +61,11 @@ def fill(h: Harness, records: int, tags: int) -> None:
         h.append("t", *[b"x"] * 1000, tags=names)
 
 
-# ---- what it costs
+# ---- the cost
 
 
 def work(h: Harness, times: int, tags: int) -> tuple[int, int]:
-    """Calls of Python functions, and seqs that were asked about, in so many superseding writes."""
+    """Calls of Python functions, and examined seqs, in this many superseding writes."""
     asked = calls = 0
     right = TopicLog.are_live
 
@@ -98,7 +99,7 @@ def test_a_write_costs_the_same_whatever_is_there(per_tag: int) -> None:
 
 
 def test_liveness_is_looked_up_in_the_chunks_that_matter() -> None:
-    """Ten seqs of a topic with sixty chunks: as right as one by one."""
+    """Ten seqs of a topic with sixty chunks: the same result as one by one."""
     h = with_backlog(60_000, 10, 100_000)
     h.do(c.Delete("t", seqs=[5, 30_001, 30_002, 59_999]))
     log = h.engine.shard.state.published["t"]
@@ -125,7 +126,7 @@ def test_the_newest_stay_and_nothing_is_announced() -> None:
 
 
 def test_the_space_comes_back() -> None:
-    """A thousand writes to five tags: what is on the disk is what is left of them."""
+    """A thousand writes to five tags: the disk has only the remaining records."""
     h = Harness(msgspec.structs.replace(RECLAIMING, wal_file_bytes=1 << 15))
     h.put("t", capped(1))
     for i in range(50):
@@ -160,7 +161,7 @@ def test_a_named_consumer_gets_what_is_left() -> None:
     write(h, "ab")
     claimed = h.do(k.Claim("t", "n", node=b"w", max=10))
     assert list(claimed.page.seqs) == [1, 2]
-    write(h, "a")  # supersedes one that is out
+    write(h, "a")  # supersedes one that is leased
     settled = h.do(k.Settle("t", "ack", b"w", [1, 2], consumer="n"))
     assert (settled.count, settled.skipped) == (1, [1])
     assert list(h.do(k.Claim("t", "n", node=b"w", max=10)).page.seqs) == [3]
@@ -230,10 +231,10 @@ def test_superseded_cold_records_are_marked_on_the_hot_side_and_dead_segments_le
         h.append("t", b"more")
         h.checkpoint()
     left = {key.rpartition("/")[2][:20] for key in store.objects}
-    assert "seg-0000000000000001" not in left, "nothing of it lives"
+    assert "seg-0000000000000001" not in left, "it has no live record"
     assert "seg-0000000000000005" in left
     second = next(name for name in store.objects if "seg-0000000000000005" in name and name.endswith(".data"))
-    assert store.objects[second] == before[second], "cold files are not touched"
+    assert store.objects[second] == before[second], "cold files are not changed"
     assert any(
         name.startswith("seg-0000000000000005") and name.endswith(".del") for name in h.segment_files("t")
     )
@@ -241,11 +242,11 @@ def test_superseded_cold_records_are_marked_on_the_hot_side_and_dead_segments_le
     assert [seq for seq in h.seqs("t") if seq < 14] == [6, 7, 8, 9, 10, 11, 12, 13]
 
 
-# ---- a cap that comes later
+# ---- a cap that is set later
 
 
 class TickingClock:
-    """Each look takes a millisecond, so that slices end by time, as they do in life."""
+    """Each reading takes a millisecond, so that slices end by time, as in production."""
 
     def __init__(self) -> None:
         self._ms = 0
@@ -272,7 +273,7 @@ def history(records: int, tags: int) -> Harness:
 
 
 def turns_until(h: Harness, is_done: Callable[[], bool]) -> list[int]:
-    """How many records each turn took."""
+    """How many records each turn removed."""
     log = h.engine.shard.state.staged["t"]
     taken: list[int] = []
     while not is_done():

@@ -1,7 +1,7 @@
-"""Goal: named consumers: where they begin, what they get, how they settle it, how far behind they are.
+"""Goal: named consumers: where they begin, what they get, how records are settled, and their lag.
 
-Method: an engine on a SimDisk with one topic, whose clock moves only when a test says so. What lasts over restarts, and what
-acks do to records, have files of their own.
+Method: an engine on a SimDisk with one topic, whose clock moves only when a test says so. Restarts and the effects of
+acks on records have files of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ A, B = b"a", b"b"
 
 
 def with_consumer(records: int = 0, topic: dict[str, Any] | None = None, **fields: Any) -> LeaseHarness:
-    """A log with so many records, and the consumer `c`, which was made after them."""
+    """A log with this many records, and the consumer `c`, which was created after them."""
     h = LeaseHarness(log(**(topic or {})), jobs=records)
     h.make(**fields)
     return h
@@ -34,7 +34,7 @@ def fetched(h: LeaseHarness, max: int = 100, **options: Any) -> list[int]:
 
 
 def everything(h: LeaseHarness) -> list[int]:
-    """What it hands out until there is nothing left."""
+    """Everything it delivers until nothing is left."""
     seqs: list[int] = []
     while more := fetched(h):
         seqs += more
@@ -49,7 +49,7 @@ def tagged(h: LeaseHarness, tags: Sequence[str | None]) -> None:
     )
 
 
-# ---- making, changing, dropping
+# ---- create, change, delete
 
 
 def test_put_makes_and_changes() -> None:
@@ -85,7 +85,7 @@ def test_a_topic_has_so_many_consumers_and_no_more() -> None:
         h.make(f"c{i}")
     error = h.refused(k.PutConsumer("q", "more", consumer()), Throttled)
     assert error.detail == {"limit": "consumers", "max": limits.CONSUMERS_PER_TOPIC_MAX}
-    assert not h.make("c0", max_deliver=3).created, "what is there may be changed"
+    assert not h.make("c0", max_deliver=3).created, "an existing consumer may be changed"
     h.do(k.DropConsumer("q", "c1"))
     assert h.make("more").created
 
@@ -145,7 +145,7 @@ def test_a_list_is_in_order_and_in_pages() -> None:
         return [row.consumer for row in h.do(k.ListConsumers("q", **options)).consumers]
 
     assert names() == ["a", "b", "c", "d"]
-    assert names(limit=2) == ["a", "b", "c"], "one more says that there is more"
+    assert names(limit=2) == ["a", "b", "c"], "one more shows that there is more"
     assert names(after="b", limit=2) == ["c", "d"]
     assert names(after="d") == []
 
@@ -163,7 +163,7 @@ def test_consumers_do_not_notice_each_other() -> None:
     assert fetched(h) == [1, 2, 3]
     h.ack(1, 2, 3, consumer="c")
     assert h.got(9, consumer="d") == [1, 2, 3]
-    assert h.seqs("q") == [1, 2, 3], "the log is left alone"
+    assert h.seqs("q") == [1, 2, 3], "the log is not changed"
 
 
 def test_a_queue_may_have_consumers_too() -> None:
@@ -305,7 +305,7 @@ def test_filters(filter: tuple[tuple[str, str], ...], got: list[int]) -> None:
     state = h.look()
     assert (state.lag_records, state.ack_pending) == (0, len(got))
     h.ack(*got, consumer="c")
-    assert h.look().ack_floor == 8, "what does not match needs no ack"
+    assert h.look().ack_floor == 8, "records that do not match need no ack"
 
 
 def test_what_does_not_match_is_passed_by_in_any_number() -> None:

@@ -1,7 +1,7 @@
-"""Goal: what power cuts, rotten segments, full disks and topics that were put away do to queues and consumers.
+"""Goal: effects of power cuts, damaged segments, full disks and unloaded topics on queues and consumers.
 
-Method: an engine on a SimDisk to which these things are done; what is lost is announced to a consumer as to any reader, and
-what is not lost is handed out.
+Method: an engine on a SimDisk; losses are announced to a consumer as to any reader, and all other records are
+delivered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from topics.api.errors import Throttled
 from topics.engine.commands import consumers as k
 from topics.engine.commands import topics as c
 
-CEILING = limits.SEQ_CEILING_STEP_MIN  # what a disk topic may have used before its first sync of a ceiling
+CEILING = (
+    limits.SEQ_CEILING_STEP_MIN
+)  # seqs that a disk topic may have used before its first sync of a ceiling
 
 
 def fetched(h: LeaseHarness, max: int = 100, **options: object) -> list[int]:
@@ -84,7 +86,7 @@ def test_unsynced_acks_of_a_disk_topic_come_back_or_not_but_nothing_is_lost(seed
 @pytest.mark.parametrize("durability", ["memory", "ephemeral"])
 @pytest.mark.parametrize("type", ["log", "queue"])
 def test_classes_that_promise_less_lose_records_and_no_place(durability: str, type: str) -> None:
-    """The head may fall back below a consumer's place: what is written then is new, and it gets it."""
+    """The head may go back before a consumer's position: records written after that are new, and it gets them."""
     h = LeaseHarness(TopicConfig(type=type, durability=durability), jobs=3)
     h.make()
     h.ack(*fetched(h), consumer="c")
@@ -100,11 +102,11 @@ def test_classes_that_promise_less_lose_records_and_no_place(durability: str, ty
         assert set(h.got(9)) >= {before + 1, before + 2}
 
 
-# ---- rotten segments
+# ---- damaged segments
 
 
 def rot(h: LeaseHarness, payload: bytes) -> None:
-    """One bit of this record changes in its sealed segment."""
+    """Flip one bit of this record in its sealed segment."""
     h.kill()
     (path,) = [path for path in h.segment_files("q") if path.endswith(".data") and payload in sealed(h, path)]
     h.disk.flip_bit(f"{h.topic_dir('q')}/{path}", sealed(h, path).index(payload))
@@ -177,7 +179,7 @@ def test_acks_go_on_while_the_disk_is_full() -> None:
 
 
 def test_a_full_disk_loses_no_job_that_could_not_be_handed_out() -> None:
-    """Durable leases need room in the log; a claim without it is refused, and its jobs are there for the next one."""
+    """Durable leases need room in the log; a claim without room is refused, and its jobs are there for the next one."""
     h = LeaseHarness(queue(leases_durable=True), jobs=5)
     h.claim(2)
     h.nack(1, 2)
@@ -189,13 +191,13 @@ def test_a_full_disk_loses_no_job_that_could_not_be_handed_out() -> None:
         h.pass_time(101)
         if refused == 5:
             break
-    assert refused, "the log was never full"
+    assert refused, "the log did not become full"
     h.disk.full = False
     h.pass_time(5000)
     assert h.got(9) == [1, 2, 3, 4, 5]
 
 
-# ---- topics that were put away
+# ---- unloaded topics
 
 
 @pytest.mark.parametrize("type", ["log", "queue"])

@@ -1,6 +1,7 @@
-"""Goal: consumers hold what they promise when configurations change, clients come and go and backlogs are large.
+"""Goal: consumers keep their promises when configurations change, clients come and go and backlogs are large.
 
-Method: one engine on a SimDisk, whose clock moves only when a test says so. Costs are counted as calls and entries, never in time.
+Method: one engine on a SimDisk, whose clock moves only when a test says so. Costs are counted as calls and entries,
+never as time.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Rig(Harness):
         return found
 
     def ship(self) -> None:
-        """What a server does with letters, all to topics of this shard."""
+        """Deliver dead letters as a server does, all to topics of this shard."""
         self.rest()
         for source in list(self.engine.shard.dead_letters.due.values()):
             while letters := self.engine.shard.dead_letters.dead_letters_to_send(source, 64, 1 << 20):
@@ -68,7 +69,7 @@ class Rig(Harness):
                 self.rest()
 
 
-# ---- what is in hand when the configuration changes
+# ---- changes of the configuration with leases
 
 
 def test_what_comes_back_is_done_when_acks_were_given_up() -> None:
@@ -119,7 +120,7 @@ def test_a_new_filter_is_for_chosen_records_too() -> None:
 def test_a_seq_still_to_come_is_waited_for_over_a_restart() -> None:
     h = Rig(3)
     h.make(deliver="from_seq", deliver_value=1000)
-    h.make()  # where it begins is not looked at again
+    h.make()  # its start position is not evaluated again
     assert h.look().cursor == 1000
     h.restart()
     assert h.look().cursor == 1000
@@ -134,10 +135,10 @@ def test_a_lease_that_was_given_back_does_not_return_when_leases_are_durable_aga
     assert h.got(consumer="", node=B) == [1]
     h.configure(leases_durable=True, **queue)
     h.kill_and_open()
-    assert h.settle("ack", 1, consumer="", node=A).skipped == [1], "it gave the job back"
+    assert h.settle("ack", 1, consumer="", node=A).skipped == [1], "its job is available again"
 
 
-# ---- those who wait
+# ---- waiting requests
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
@@ -160,7 +161,7 @@ def test_a_stream_keeps_its_place_among_those_who_wait() -> None:
     (fetch,) = h.ask(k.Claim("q", "c", B, wait_ms=30_000))
     (again,) = h.ask(k.Claim("q", "c", A, standing=True, connection=1))
     h.rest()
-    assert not isinstance(h.replies.get(again), Exception), "a fetch must not end a stream that is open"
+    assert not isinstance(h.replies.get(again), Exception), "a fetch must not end an open stream"
     assert fetch not in h.replies or isinstance(h.replies[fetch], Exception)
 
 
@@ -253,7 +254,7 @@ def test_letters_of_a_consumer_are_counted_beside_those_of_the_queue() -> None:
     assert h.look().dead_lettered == 1
 
 
-# ---- what grows
+# ---- memory
 
 
 def test_consumers_that_are_made_and_dropped_leave_nothing() -> None:
@@ -278,11 +279,11 @@ def test_dropped_topics_are_not_kept_by_the_timers_of_their_consumers() -> None:
     assert not any(log.dropped for log, _ in h.engine.shard.consumers.idle.values())
 
 
-# ---- what it costs
+# ---- costs
 
 
 def looks_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Counts how many records are looked at one by one."""
+    """Count how many records are examined one by one."""
     looked = [0]
     is_live = TopicLog.is_live
 

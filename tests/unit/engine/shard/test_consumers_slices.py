@@ -1,7 +1,7 @@
-"""Goal: no command of a consumer holds up its shard, however many tags, leases or records it is about.
+"""Goal: no command of a consumer blocks its shard, however many tags, leases or records it involves.
 
-Method: a turn is given with one command at a time, and what each turn does is counted. What comes out over many turns is
-compared with what the simple way says, also while records come and go in between.
+Method: each turn gets one command, and the work of each turn is counted. Results of many turns are compared with
+those of the simple algorithm, also while records come and go in between.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ LARGE = EngineConfig(
     wal_file_bytes=1 << 22, snapshot_interval_ms=1 << 40, rewrite_dead_share=2.0, inline_bytes=0
 )
 MANY = 6_000
-TWO_TURNS = (
-    2 * limits.LONG_TURN_UNITS
-)  # what a turn has for commands that begin in it, and for those that wait
+TWO_TURNS = 2 * limits.LONG_TURN_UNITS  # the budget of a turn for new commands, and for waiting ones
 FILTER = (("Subject", "a.*.x"),)
 
 
@@ -42,7 +40,7 @@ def with_many_tags(*made: k.PutConsumer, **fields: Any) -> LeaseHarness:
 
 
 class Calls:
-    """How often a method is called, and how often at most in one turn."""
+    """How often a method is called, and the most calls in one turn."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
         self.count = self.most = 0
@@ -55,7 +53,7 @@ class Calls:
         monkeypatch.setattr(owner, name, counted)
 
     def answer(self, h: LeaseHarness, command: c.Command) -> Any:
-        """The answer to a command; each turn on the way is looked at."""
+        """The answer to a command; each turn until then is checked."""
         self.most, self.count = 0, 0
         (token,) = h.ask(command)
         turns = 1
@@ -99,7 +97,7 @@ def test_filters_are_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> Non
         reset = calls.answer(h, k.ResetConsumer("q", "c", to, value))
         assert (reset.redelivers, reset.skips, calls.most <= TWO_TURNS) == (again, skips, True), to
         assert reset.state.lag_records == MANY - (reset.to_seq - 1)
-    h.do(c.Delete("q", before_seq=1001))  # so many that all is counted anew
+    h.do(c.Delete("q", before_seq=1001))  # enough to have everything counted anew
     claimed = calls.answer(h, h.claim_of(1, consumer="c"))
     assert (claimed.page.seqs, claimed.ready, calls.most <= TWO_TURNS) == ([1001], MANY - 1001, True)
     h.do(c.Delete("q", before_seq=1101))
@@ -242,9 +240,9 @@ def test_a_consumer_with_a_backlog_is_not_starved_by_a_writer(cap: int, batch: i
     topic = h.engine.shard.state.published["q"]
 
     def answer(command: c.Command) -> Any:
-        """What it is answered while records are written in every turn."""
+        """The answer while records are written in every turn."""
         (token,) = h.ask(command)
-        for _ in range(150):  # about 30 are for counting, if it is not disturbed
+        for _ in range(150):  # about 30 for counting, if it is not disturbed
             if token in h.replies:
                 return h.replies[token]
             h.clock.advance(2)

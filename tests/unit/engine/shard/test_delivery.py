@@ -1,7 +1,8 @@
-"""Goal: whatever leaves a shard unasked leaves by priority: frames, jobs and copies, in slices, and each topic up to where it was
-when its turn came. Under pressure deliveries gather, forwards sink, and the lowest band is not pushed to, while polls are answered.
+"""Goal: a shard delivers by priority: frames, jobs and copies, in slices, and each topic up to its state when its
+turn came. Under pressure deliveries are batched, forwards come later, and the lowest band gets no pushes, while
+polls are answered.
 
-Method: shards behind the wire on a simulated disk and clock; a turn's room is made so small that not all fits.
+Method: shards behind the wire on a simulated disk and clock; a turn's budget is so small that not everything fits.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def write(rig: FeedRig, topic: str, count: int = 1, size: int = 10) -> None:
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, picks: int = 1) -> None:
-    """Room for so many topics a turn."""
+    """A budget of this many topics per turn."""
     monkeypatch.setattr(delivery, "TURN_ROOM", (picks - 1) * (PICK_COST + WAKE_COST + 1000) + 1)
     monkeypatch.setattr(delivery, "ANSWER_ROOM", (picks - 1) * (PICK_COST + WAKE_COST + 1000) + 1)
 
 
 def fed_topics(rig: FeedRig, keys: dict[tuple[bytes, int], str]) -> list[str]:
-    """Of all that was said since the last look, the topics of the pages with records."""
+    """The topics of the pages with records since the last call."""
     told, rig.told = rig.told, []
     return [
         keys[peer, reply.id]
@@ -100,7 +101,7 @@ def test_what_a_turn_has_no_room_for_comes_in_the_next_without_a_request(
 
 
 def test_bands_share_by_weight_while_both_have_work(rig: FeedRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One topic of the top band that always has something, beside many of a low one: eight to one."""
+    """One topic of the top band that always has records, and many of a low one: eight to one."""
     lows = [f"low{i}" for i in range(60)]
     for name in lows:
         put(rig, name, LOW)
@@ -180,7 +181,7 @@ def test_a_front_that_takes_nothing_gets_the_best_first_when_it_does(
 
 
 def press(rig: FeedRig, **measures: Any) -> Measures:
-    """Measures as if the pressure asked for them."""
+    """Set the measures as the pressure would."""
     found = rig.core.engine.shard.delivery.measures
     for name, value in measures.items():
         setattr(found, name, value)
@@ -241,7 +242,7 @@ def test_a_topic_that_is_dropped_is_told_of_under_any_pressure(rig: FeedRig) -> 
 
 
 def test_copies_that_wait_one_band_lower_do_not_keep_pushes_back(rig: FeedRig) -> None:
-    """A topic just above the lowest band, whose copies are listed when it is written to."""
+    """A topic just above the lowest band, whose copies are listed when it is written."""
     put(rig, "low", LOW)
     keys = followed(rig, "low")
     press(rig, defers=True)

@@ -1,7 +1,8 @@
-"""What a shard delivers of its own accord when it lies in the cold tier: copies, dead letters, and pages for watchers.
+"""Deliveries from the cold tier: copies, dead letters, and pages for watchers.
 
-Goal: it waits without turning in circles, comes as soon as the blocks are there, however small the cache is, and nobody who has left
-keeps a place among those who wait. Method: shards on simulated disks with an object store; nothing but jobs and messages moves.
+Goal: a delivery waits without busy turns, comes as soon as the blocks are there, however small the cache is, and a
+client that has left does not stay in the waiting list. Method: shards on simulated disks with an object store; only
+jobs and messages run.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def test_copies_of_cold_records_come_without_a_pause(cache: int) -> None:
     put(made, SOURCE, durability="fsync")
     put(made, FAR)
     forward(made, SOURCE, FAR)
-    made.kill(0)  # nobody takes copies
+    made.kill(0)  # copies are not taken
     write(made, SOURCE, lines(1, 14))
     checkpoint(made.rig(1))
     assert any(".data" in key for key in store.objects)
@@ -82,7 +83,7 @@ def test_copies_wait_for_a_store_that_is_down() -> None:
     before = len(store.calls)
     made.rest()
     assert stored(made, FAR) == 0
-    assert len(store.calls) - before < 6, "it is not asked again and again"
+    assert len(store.calls) - before < 6, "it must not be requested again and again"
     store.is_down = False
     made.clock.advance(60_000)
     made.rest()
@@ -93,7 +94,7 @@ def test_copies_wait_for_a_store_that_is_down() -> None:
 
 
 def disks_with_letters(store: ObjectStore, cache: int) -> list[SimDisk]:
-    """Of two shards. Jobs of a queue on shard 1 are on their way to a topic of shard 0, and lie in the cold tier."""
+    """Two shards. Jobs of a queue on shard 1 are being moved to a topic of shard 0, and are in the cold tier."""
     config = msgspec.structs.replace(SMALL, cold_cache_bytes=cache, **TIERED)
     disks = [SimDisk(1), SimDisk(2)]
     h = Harness(shard_config(config, 1), disk=disks[1], cold=store)

@@ -1,4 +1,4 @@
-"""How a shard is put together: features register what they handle, and none inherits from another."""
+"""Composition of a shard: features register what they handle, and none inherits from another."""
 
 from __future__ import annotations
 

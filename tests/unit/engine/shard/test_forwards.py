@@ -1,7 +1,6 @@
-"""Goal: a copy is in its dest once, in the order of its source, whole, and over every crash of either side.
+"""Goal: a copy is in its dest once, in the order of its source, complete, and over every crash of either side.
 
-Method: copies are carried between two engines by hand, so that a test can stop, repeat, reorder and crash between any two
-steps.
+Method: the test carries copies between two engines, so it can stop, repeat, reorder and crash between any two steps.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def test_the_catalog_keeps_rules_over_restarts() -> None:
     pair.dest.checkpoint()
     pair.dest.restart()
     shard = pair.dest.engine.shard
-    assert (shard.forwards.catalog, shard.forwards.last_uid) == ({3: first}, 5), "a uid is never given twice"
+    assert (shard.forwards.catalog, shard.forwards.last_uid) == ({3: first}, 5), "a uid is never used twice"
 
 
 def test_a_rule_is_answered_after_its_sync() -> None:
@@ -161,7 +160,7 @@ def test_repeats_overlaps_and_gaps_of_batches() -> None:
     first, overlap = pair.next(forward, 0, count=4), pair.next(forward, 2, count=4)
     late = pair.next(forward, 6, count=4)
     assert first and overlap and late
-    assert pair.take(late).mark == 0, "it does not go on from the mark"
+    assert pair.take(late).mark == 0, "it must not continue from the mark"
     assert pair.take(first).mark == 4
     assert pair.take(first).mark == 4
     assert pair.take(overlap).mark == 6
@@ -237,7 +236,7 @@ def test_a_topic_that_comes_again_under_a_pattern_is_copied_from_its_start() -> 
     assert pair.payloads() == [b"1", b"2", b"3"]
 
 
-# -- topics that go ----------------------------------------------------------------------------------------
+# -- dropped topics ----------------------------------------------------------------------------------------
 
 
 def test_a_topic_takes_the_rules_with_it_that_cannot_be_without_it() -> None:
@@ -258,7 +257,7 @@ def test_a_topic_takes_the_rules_with_it_that_cannot_be_without_it() -> None:
     assert pair.dest.engine.shard.state.published["b"].outflows == (3,)
 
 
-# -- room --------------------------------------------------------------------------------------------------
+# -- full dests --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("caps", [{"cap_records": 3}, {"cap_bytes": 8}])
@@ -280,7 +279,7 @@ def test_a_dest_that_rejects_takes_what_fits_and_goes_on_later(caps: dict[str, A
 
 @pytest.mark.parametrize("count", [3, 100])
 def test_one_batch_for_many_dests_is_to_each_what_its_rule_says(count: int) -> None:
-    """The same frames, one after the other: what is kept of one must not show in the next."""
+    """The same frames, one after the other: state of one dest must not leak into the next."""
     pair = Pair()
     fields: list[dict[str, Any]] = [
         *({}, {}, {"preserve_tag": False}, {"preserve_node": False}),
@@ -309,7 +308,7 @@ def test_one_batch_for_many_dests_is_to_each_what_its_rule_says(count: int) -> N
 
 
 def test_a_batch_that_was_taken_in_part_goes_on_from_there() -> None:
-    """A second rule is further on: of the same frames it gets fewer."""
+    """A second rule is ahead: it gets fewer of the same frames."""
     pair = Pair()
     ahead, behind = pair.open(), pair.open(rule(2, dest="late"))
     pair.source.append("src", *numbered(1, 6))
@@ -323,7 +322,7 @@ def test_a_batch_that_was_taken_in_part_goes_on_from_there() -> None:
 
 
 def test_a_batch_is_answered_once_whatever_is_in_it() -> None:
-    """Losses, JSON and raw bytes are several appends, and one answer that comes with the last."""
+    """Losses, JSON and raw bytes are several appends, with one answer that comes with the last."""
     pair = Pair()
     pair.source.put("src", TopicConfig(cap_records=4))
     forward = pair.open()
@@ -361,11 +360,11 @@ def test_a_full_server_takes_nothing_of_a_batch() -> None:
     assert pair.take(copies).mark == 2
 
 
-# -- what the source has lost ------------------------------------------------------------------------------
+# -- losses of the source ----------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_keeps_holes_that_are_not_visible_yet() -> None:
-    """It has the topic as it stands in the log; a hole whose sync is still to come is part of that."""
+    """It stores the topic's logged state, which includes a hole that is not synced yet."""
     pair = Pair()
     pair.source.put("src", TopicConfig(cap_records=2, durability="fsync"))
     pair.dest.put("dst", TopicConfig(durability="fsync"))
@@ -440,7 +439,7 @@ def test_a_copy_and_its_mark_are_there_together_or_not_at_all() -> None:
     copies = pair.next(forward, 0)
     assert copies is not None
     (token,) = pair.dest.ask(f.TakeCopies("dst", copies))
-    assert token not in pair.dest.replies, "nobody hears of a copy that a power cut would take"
+    assert token not in pair.dest.replies, "a copy that a power cut would lose must not be visible"
     assert pair.payloads() == []
     pair.dest.power_cut()
     pair.dest.open()
@@ -524,7 +523,7 @@ def test_a_memory_source_that_lost_nothing_repeats_nothing() -> None:
     assert pair.payloads() == [b"1", b"2", b"3", b"3", b"3"]
 
 
-# -- circles -----------------------------------------------------------------------------------------------
+# -- cycles ------------------------------------------------------------------------------------------------
 
 
 def carry_round(pair: Pair, ways: list[tuple[f.Forward, str]]) -> None:
@@ -586,7 +585,7 @@ def test_a_copy_says_where_it_comes_from(meta: bytes, kept: dict[str, Any]) -> N
         if value is not None:
             assert msgspec.json.decode(found[key]) == value
     if b"1e400" in meta:
-        assert b'"u": 1e400' in text, "what was sent stays as it was sent"
+        assert b'"u": 1e400' in text, "a sent copy must not change"
 
 
 def test_the_last_way_counts_of_a_copy_of_a_copy() -> None:

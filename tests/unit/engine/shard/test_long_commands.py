@@ -1,4 +1,4 @@
-"""Commands whose work grows with what a topic holds: how it is cut into slices."""
+"""Commands whose work grows with the size of a topic, and their slices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Line:
         self.long.run_slices()
 
     def turns(self) -> Iterator[list[object]]:
-        """What was worked on in each turn."""
+        """What was processed in each turn."""
         while self.long:
             self.worked = []
             self.turn()

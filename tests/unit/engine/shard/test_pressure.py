@@ -1,6 +1,7 @@
-"""Goal: each rung of the ladder begins and ends where the table says, none flutters, and pressure ends with its cause.
+"""Goal: each level of pressure begins and ends at its documented threshold, none flips back and forth, and pressure
+ends with its cause.
 
-Method: samples made up here, at times made up here.
+Method: samples and times chosen by the test.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Sampled:
         return self.pressure.value
 
     def hold(self, value: float, times: int = 1) -> Measures:
-        """Keep a pressure up, as others tell of it: that is not smoothed."""
+        """Keep a pressure value up, as reported by others: it is not smoothed."""
         self.sample(times, reported=value)
         assert self.pressure.value == pytest.approx(value)
         return self.measures
@@ -75,7 +76,7 @@ def test_each_cause_alone_makes_pressure_and_its_end_ends_it(
     sampled: Sampled, cause: dict[str, float]
 ) -> None:
     first = sampled.sample(**cause)  # type: ignore[arg-type]
-    assert first == pytest.approx(0.8 * SMOOTHING), "one bad sample is not much"
+    assert first == pytest.approx(0.8 * SMOOTHING), "one bad sample has no effect"
     assert sampled.sample(20, **cause) == pytest.approx(0.8, abs=0.01)  # type: ignore[arg-type]
     assert sampled.sample(20) == 0
     assert sampled.measures == Measures()
@@ -127,7 +128,7 @@ def test_the_ladder_down_has_its_own_steps(sampled: Sampled) -> None:
     assert not sampled.hold(0.59).defers
     assert sampled.hold(0.31).window_ms == 3
     assert sampled.hold(0.29).window_ms == 0
-    assert sampled.hold(0.21).coalesce_ms == 0, "a rung may be on and ask for nothing"
+    assert sampled.hold(0.21).coalesce_ms == 0, "a level may be active without measures"
     assert sampled.hold(0.09) == Measures()
 
 

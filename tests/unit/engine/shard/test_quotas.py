@@ -1,8 +1,8 @@
 """Caps over all shards: never exceeded, and never refused while there is room.
 
-Goal: the promises of quotas.py. Method: single stories with the messages written out; then whole clusters under
-seeded chance: creates, deletes, delays, deaths of workers and of the catalog. After every step what is used and what
-is granted stays below the caps; at rest every want has its answer, and the answer is the right one.
+Goal: the promises of quotas.py. Method: single cases with all messages written out; then clusters with random
+creates, deletes, delays, and deaths of workers and of the catalog. After every step use and grants are below the
+caps; at rest every request for a grant has its answer, and the answer is right.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def only(messages: list[Message]) -> Any:
     return messages[0][1]
 
 
-# ---- one story each
+# ---- single cases
 
 
 def test_messages_travel_as_arrays() -> None:
@@ -118,7 +118,7 @@ def test_a_want_larger_than_what_remains_gets_nothing_and_hears_that_it_is_final
     assert message == (1, QuotaGrant(1, 0, True))
     assert b.granted(message[1])
     assert (b.topics, b.bytes) == (1, 0)
-    # The 60 that are left are there for whom they suffice.
+    # The remaining 60 are given to a request that fits.
     assert only(catalog.report(ask(b, 0, 60))) == QuotaGrant(0, 60, False)
 
 
@@ -132,7 +132,7 @@ def test_two_shards_that_want_at_once_do_not_wait_for_each_other() -> None:
     catalog, (a, b) = begun(2, 4)
     a.granted(only(catalog.report(ask(a, 2))))
     b.granted(only(catalog.report(ask(b, 2))))
-    # a uses one of two, b none; both want three beyond what they use.
+    # a uses one of two, b none; both request three more than they use.
     first = ask(a, 3, used=(1, 0))
     second = ask(b, 3)
     ((to_b, recall),) = catalog.report(first)
@@ -144,7 +144,7 @@ def test_two_shards_that_want_at_once_do_not_wait_for_each_other() -> None:
     out = catalog.report(answer)
     assert out[0] == (0, QuotaGrant(2, 0, False))
     assert a.granted(QuotaGrant(2, 0, False))
-    # Now b is first: but a has used all there is.
+    # Now b is first, but a has used everything.
     (recalled,) = out[1:]
     assert recalled == (0, QuotaRecall(1))
     answer = a.recalled(QuotaRecall(1), 4, 0)
@@ -157,14 +157,14 @@ def test_a_recall_that_crosses_a_grant_counts_the_grant_as_held() -> None:
     c.granted(only(catalog.report(ask(c, 4))))
     recalls = catalog.report(ask(b, 3))  # to a and c
     assert [shard for shard, _ in recalls] == [0, 2]
-    # Before its recall arrives, a asks too; c answers and so frees enough for both.
+    # Before its recall arrives, a requests too; c answers and so frees enough for both.
     late = ask(a, 1)
     assert catalog.report(late) == []
     freed = c.recalled(QuotaRecall(1), 0, 0)
     assert freed is not None
     out = catalog.report(freed)
     assert out == [(1, QuotaGrant(3, 0, False)), (0, QuotaGrant(1, 0, False))]
-    # a meets the recall first. Its report repeats the want that was granted already: that is void.
+    # a gets the recall first. Its report repeats a request that was granted already, which is ignored.
     crossing = a.recalled(QuotaRecall(1), 0, 0)
     assert crossing is not None
     assert (crossing.granted_topics, crossing.want_topics) == (0, 1)
@@ -192,7 +192,7 @@ def test_a_shard_that_is_down_is_not_waited_for_and_its_grant_stays_counted() ->
     assert catalog.report(ask(b, 1)) == [(0, QuotaRecall(1))]
     assert catalog.shard_down(0) == [(1, QuotaGrant(0, 0, True))]
     b.granted(QuotaGrant(0, 0, True))
-    # The next one is refused at once, until a is back and says what it really uses.
+    # The next one is refused at once, until a is back and reports what it really uses.
     assert catalog.report(ask(b, 1)) == [(1, QuotaGrant(0, 0, True))]
     b.granted(QuotaGrant(0, 0, True))
     assert catalog.report(Escrow(0, 2).begin(3, 0)) == []
@@ -222,7 +222,7 @@ def test_a_want_of_the_dead_leaves_the_line() -> None:
     a.granted(only(catalog.report(ask(a, 4))))
     catalog.report(ask(b, 1))
     assert catalog.report(ask(c, 1)) == []
-    assert catalog.shard_down(1) == [(0, QuotaRecall(1))]  # c is first now, and a alone is asked
+    assert catalog.shard_down(1) == [(0, QuotaRecall(1))]  # c is first now, and only a is asked
     answer = a.recalled(QuotaRecall(1), 3, 0)  # the recall for b
     assert answer is not None
     assert catalog.report(answer) == [(2, QuotaGrant(1, 0, False))]
@@ -288,7 +288,7 @@ def test_late_news_of_a_death_do_not_touch_the_next_incarnation() -> None:
     assert catalog.shard_down(0, incarnation=2) == [(1, QuotaGrant(0, 0, True))]
 
 
-# ---- whole clusters
+# ---- clusters
 
 
 class Worker:
@@ -301,8 +301,8 @@ class Worker:
         self.escrow: Escrow | None = None  # None: dead
         self.parked: deque[tuple[int, int]] = deque()
         self.answers: list[bool] = []
-        self.asks = False  # the front has just been asked for
-        self.denied: tuple[int, int] | None = None  # it has just been refused
+        self.asks = False  # the front one was just requested
+        self.denied: tuple[int, int] | None = None  # it was just refused
 
     def demand(self) -> tuple[int, int]:
         """What it uses and what waits for room."""
@@ -310,14 +310,14 @@ class Worker:
         return topics + sum(entry[0] for entry in self.parked), size + sum(entry[1] for entry in self.parked)
 
     def fits(self, topics: int, size: int) -> bool:
-        """Whether the engine would not say OverGrant."""
+        """Whether the engine would not raise OverGrant."""
         assert self.escrow is not None
         return (not topics or self.used[0] + topics <= self.escrow.topics) and (
             not size or self.used[1] + size <= self.escrow.bytes
         )
 
     def take(self, topics: int, size: int) -> QuotaReport | None:
-        """A client wants so many topics and bytes. Returns the report that this leads to."""
+        """A client requests so many topics and bytes. Returns the resulting report."""
         if self.parked or not self.fits(topics, size):
             self.parked.append((topics, size))
             return self.go_on(final=False)
@@ -329,7 +329,7 @@ class Worker:
         self.answers.append(True)
 
     def go_on(self, *, final: bool) -> QuotaReport | None:
-        """Ask the parked again from the front. `final` is about the first of them."""
+        """Try the waiting requests again, from the front. `final` is about the first of them."""
         assert self.escrow is not None
         while self.parked:
             if self.fits(*self.parked[0]):
@@ -357,9 +357,9 @@ class Cluster:
         self.catalog: Catalog | None = None
         self.history: list[list[tuple[int, int]]] = []  # step by step what each shard uses and waits for
         self.asked_at = [0] * self.shards
-        self.calm_since = 0  # every shard has lived, and was known to, since this step
+        self.calm_since = 0  # all shards have been alive, and known to be, since this step
         self.denials = 0
-        self.dead: list[tuple[int, int]] = []  # incarnations whose death the catalog has not heard of
+        self.dead: list[tuple[int, int]] = []  # incarnations whose death the catalog does not know yet
         self.start_catalog()
         for worker in self.workers:
             self.start(worker)
@@ -398,7 +398,7 @@ class Cluster:
         self.post(worker, worker.go_on(final=False))
 
     def kill(self, worker: Worker) -> None:
-        """What it sent before may still arrive; what is on the way to it is lost."""
+        """Its earlier messages may still arrive; messages to it are lost."""
         self.calm_since = len(self.history) + 1
         worker.escrow = None
         worker.parked.clear()
@@ -416,7 +416,7 @@ class Cluster:
     def deliver_up(self, shard: int) -> None:
         if self.catalog is not None and self.up[shard]:
             report = self.up[shard].popleft()
-            if report.begins:  # until then the catalog counts what the shard held before
+            if report.begins:  # until then the catalog counts what the shard had before
                 self.calm_since = len(self.history) + 1
             self.send(self.catalog.report(report))
 
@@ -440,7 +440,7 @@ class Cluster:
             shard, incarnation = self.dead.pop(0)
             self.send(self.catalog.shard_down(shard, incarnation))
 
-    # -- chance
+    # -- random steps
 
     def step(self) -> None:
         rng = self.rng
@@ -479,7 +479,7 @@ class Cluster:
         self.check_denials()
 
     def check_denials(self) -> None:
-        """Whoever is refused was so for a reason: there was a time since it asked when all of it did not fit."""
+        """Every refusal had a reason: at some time since the request not all of it fitted."""
         self.history.append([worker.demand() for worker in self.workers])
         alive = self.catalog is not None and all(worker.escrow is not None for worker in self.workers)
         alive = alive and not any(report.begins for reports in self.up for report in reports)
@@ -488,13 +488,13 @@ class Cluster:
             if worker.denied is not None and alive and self.calm_since <= asked_at:
                 self.denials += 1
                 since = self.history[asked_at:]
-                # Each shard was asked at its own time, so the most that each had counts; this one is among them.
+                # Each shard was asked at its own time, so the maximum that each had counts; this one is among them.
                 most = [
                     [max(step[shard][kind] for step in since) for shard in range(self.shards)]
                     for kind in (0, 1)
                 ]
                 assert sum(most[0]) > self.max_topics or sum(most[1]) > self.max_bytes, (
-                    f"shard {worker.shard} was refused {worker.denied} for no reason: {most}"
+                    f"shard {worker.shard} was refused {worker.denied} without a reason: {most}"
                 )
             worker.denied = None
             if worker.asks:
@@ -502,7 +502,7 @@ class Cluster:
                 worker.asks = False
 
     def rest(self) -> None:
-        """Everybody lives, and every message arrives."""
+        """All shards are alive, and every message arrives."""
         if self.catalog is None:
             self.start_catalog()
         for worker in self.workers:
@@ -517,7 +517,7 @@ class Cluster:
         assert not any(self.up), "messages never end"
         for worker in self.workers:
             assert worker.escrow is not None
-            assert not worker.parked, "a want was never answered"
+            assert not worker.parked, "a request was never answered"
             assert not worker.escrow.is_asking
 
     def total(self) -> tuple[int, int]:
@@ -525,7 +525,7 @@ class Cluster:
         return sum(topics for topics, _ in used), sum(size for _, size in used)
 
     def ask_alone(self) -> None:
-        """One want in the quiet: served exactly when it fits."""
+        """One request while all is quiet: granted exactly when it fits."""
         worker = self.rng.choice(self.workers)
         topics, size = self.rng.choice([(1, 0), (1, 5), (0, 20), (0, 1), (0, 90), (3, 0)])
         used_topics, used_bytes = self.total()
@@ -551,11 +551,11 @@ def test_clusters_under_chance(first: int) -> None:
         except AssertionError as problem:
             raise AssertionError(f"seed {seed}: {problem}") from problem
         denials += cluster.denials
-    assert denials > 20, "too few were refused to prove anything"
+    assert denials > 20, "too few refusals to prove anything"
 
 
 def test_wants_at_the_same_time_are_served_while_they_fit() -> None:
-    """Everybody asks for one topic at once: exactly as many are served as there were free."""
+    """All request one topic at once: exactly as many are granted as were free."""
     for seed in range(20):
         cluster = Cluster(seed)
         cluster.rest()

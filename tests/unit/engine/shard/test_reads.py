@@ -1,6 +1,7 @@
-"""Reads of a topic: by tag, in pages, and those that wait.
+"""Reads of a topic: by tag, in pages, and long polls.
 
-Goal: one promise a test. Method: a fresh engine on a SimDisk for each test; what matters over a restart is asked twice.
+Goal: one promise per test. Method: a fresh engine on a SimDisk for each test; what matters after a restart is read
+twice.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def test_long_poll_is_answered_by_an_append() -> None:
 
 
 def test_many_long_polls_are_woken_a_turn_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their answers would otherwise all be in memory at once."""
+    """Otherwise their answers would all be in memory at once."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 10_000)
     monkeypatch.setattr(delivery, "ANSWER_ROOM", 10_000)
     h = with_records(1, MEMORY)
@@ -255,7 +256,7 @@ def test_long_poll_ends_when_its_topic_is_dropped() -> None:
 
 
 def test_long_poll_is_ended_by_own_records_with_an_advanced_cursor() -> None:
-    """An empty page that moved on is news: else the client would scan its own records again and again."""
+    """An empty page with a new cursor is useful: otherwise the client would scan its own records again and again."""
     h = with_records(1, MEMORY)
     (poll,) = h.ask(c.Diff("t", 1, wait_ms=1000, nodes=(b"me",)))
     h.ask(append("t", b"2", nodes=[b"me"]))

@@ -1,4 +1,6 @@
-"""Reads of what lies in the cold tier, and a store that is slow, down or damaged: it costs nothing but the reads that need it."""
+"""Reads from the cold tier, and a store that is slow, unavailable or damaged: only the reads that need it are
+affected.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def test_a_slow_read_holds_up_nobody_else() -> None:
     h = relocated()
     (slow,) = h.ask(c.Diff("t", 0))
     slow_jobs = [job for job in h.jobs if job.kind == "cold_read"]
-    h.jobs = [job for job in h.jobs if job.kind != "cold_read"]  # the store takes its time
+    h.jobs = [job for job in h.jobs if job.kind != "cold_read"]  # the store is slow
     assert len(slow_jobs) == 2
     (poll,) = h.ask(c.Diff("t", 14, wait_ms=30_000))
     h.append("t", numbered(15, 1)[0])
@@ -69,7 +71,7 @@ def test_a_slow_move_holds_up_no_checkpoint_and_no_erase_of_others() -> None:
 
 @pytest.mark.parametrize("asked", ["erase", "snapshot"])
 def test_who_waits_is_served_between_two_moves(asked: str) -> None:
-    """A topic with a long backlog, as after a start with a cold tier that is new, and something else to do in another one."""
+    """A topic with a long backlog, as after a start with a new cold tier, and something else to do in another one."""
     h = moved(ObjectStore())
     h.put("long", FSYNC)
     h.append("long", *numbered(1, 160))
@@ -80,7 +82,7 @@ def test_who_waits_is_served_between_two_moves(asked: str) -> None:
     h.do(c.Delete("t", seqs=[3], erase=True) if asked == "erase" else mrg.PinSnapshot("t"))
     assert h.engine.counters["relocations"] - before <= 10, "of forty"
     h.rest()
-    assert set(tiers(h, "long")[:-2]) == {"cold"}, "and the rest goes on"
+    assert set(tiers(h, "long")[:-2]) == {"cold"}, "and the rest continues"
     cold = h.engine.checkpointer.usage.totals["cold"]
     assert cold.live > 150 * len(numbered(1, 1)[0])
 
@@ -169,7 +171,7 @@ def test_a_damaged_index_on_the_hot_side_is_made_again_from_cold_records() -> No
 )
 @pytest.mark.parametrize("suffix", ["idx", "sum"])
 def test_a_damaged_index_of_records_that_are_gone(suffix: str) -> None:
-    """As a crash leaves it that stops an erase: the snapshot names a segment whose records are not there any more."""
+    """As after a crash that interrupts an erase: the snapshot names a segment whose records are not there any more."""
     store = ObjectStore()
     h = relocated(store)
     h.kill()

@@ -1,7 +1,7 @@
-"""Deleted ranges: the seqs that readers pass over without a record and without a tombstone.
+"""Deleted ranges: seqs that readers pass without a record and without a tombstone.
 
-Goal: every seq up to the head is exactly one of live, announced as lost, or listed as deleted, whatever was done, over restarts,
-and however small the pages are. Method: random walks over an engine with tiny segments; what `diff` says is the other side.
+Goal: every seq up to the head is either live, announced as lost, or listed as deleted, whatever was done, over
+restarts, and however small the pages are. Method: random runs of an engine with tiny segments, compared with `diff`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics.engine.shard.state import as_ranges
 
 
 def listed(h: Harness, topic: str = "t", limit: int = 0) -> list[tuple[int, int]]:
-    """All pages, with ranges that were cut put together again."""
+    """All pages, with split ranges merged again."""
     found: list[tuple[int, int]] = []
     at = -1
     while True:
@@ -81,7 +81,7 @@ def test_one_call_looks_at_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPa
     h.append("t", *numbered(1, 1000))
     h.do(c.Delete("t", before_seq=601))
     h.do(c.Delete("t", seqs=list(range(650, 900))))
-    # Nothing is looked at below the first record; then 128 rows a call.
+    # Nothing is read below the first record; then 128 rows per call.
     pages = [h.do(c.ListDeleted("t"))]
     while pages[-1].next_from_seq < 1000:
         pages.append(h.do(c.ListDeleted("t", pages[-1].next_from_seq)))

@@ -1,6 +1,7 @@
-"""Goal: a reader that says under which epoch it read is told of a topic that was made again, and of seqs that were given twice.
+"""Goal: a reader that sends its epoch learns that a topic was created again, or that seqs were used twice.
 
-Method: an engine on a simulated disk that is stopped, killed and cut off, and the pages it then gives for old cursors.
+Method: an engine on a simulated disk that is stopped, killed and loses power, and the pages that it then returns for
+old cursors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def told(page: Any) -> tuple[int, int, str, int] | None:
 
 
 def gone_back(durability: TopicConfig) -> Harness:
-    """With a topic whose head came back as 3, and which gave 4, 5 and 6 before that. Which bytes a power cut takes is chance."""
+    """With a topic whose head came back as 3, and which had used 4, 5 and 6 before. Which bytes a power cut loses is
+    random.
+    """
     for seed in range(100):
         h = Harness(seed=seed)
         h.put("t", durability)
@@ -65,7 +68,7 @@ def test_a_topic_that_was_made_again_answers_an_old_cursor_as_one_beyond_its_hea
     assert told(page) == (1, 5, "recreated", 1)
     assert page.epoch == new
     assert read(h, "t", 3, new).seqs == [4, 5]
-    assert h.do(c.Diff("t", 3)).seqs == [4, 5]  # a number alone is taken as it is
+    assert h.do(c.Diff("t", 3)).seqs == [4, 5]  # a number alone is accepted as it is
     assert h.do(c.Diff("t", 3)).epoch == ""
     assert told(read(h, "t", 0, old)) == (1, 5, "recreated", 1)
 
@@ -159,7 +162,7 @@ def test_what_a_cap_took_of_the_seqs_that_were_given_twice_is_announced_next() -
 
 
 def test_a_memory_topic_that_nobody_has_asked_for_keeps_its_epochs() -> None:
-    """Its appends are put off at a start, and its head is known all the same."""
+    """Its appends are replayed later, but its head is known."""
     h = Harness()
     h.put("m", MEMORY)
     h.append("m", *numbered(1, 3))
@@ -178,7 +181,7 @@ def test_a_memory_topic_that_nobody_has_asked_for_keeps_its_epochs() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=3 * EPOCHS_MAX), st.data())
 def test_no_seq_that_was_given_twice_is_taken_for_read(bases: list[int], data: st.DataObject) -> None:
-    """Of many epochs the oldest are merged: then more is announced, and never less."""
+    """The oldest of many epochs are merged: then more is announced, and never less."""
     log = new_log()
     texts: list[str] = []
     epochs: Epochs = log.epochs
@@ -221,12 +224,12 @@ def test_a_consumer_is_not_reset_to_a_seq_of_another_epoch() -> None:
 
 
 def test_an_open_stream_hears_that_the_head_went_back() -> None:
-    """The worker dies under it, and the seqs that it has seen are given to other records before it is followed again."""
+    """The worker dies, and the seqs that the stream has seen are used for other records before it is followed again."""
     town = Town()
     town.rig.put("e", durability="ephemeral")
     town.write(3, "e")
     town.rig.core.engine.checkpoint()
-    town.write(1, "other")  # with which it is made
+    town.write(1, "other")  # the head when it is created
     town.rest()
     client = town.front.stream({"e": 0})
     town.write(3, "e")
@@ -249,7 +252,7 @@ def test_a_member_of_a_group_does_not_know_more_of_it_than_the_epoch_allows() ->
     town.rig.put("e", durability="ephemeral")
     town.write(2, "e")
     town.rig.core.engine.checkpoint()
-    town.write(1, "other")  # with which it is made
+    town.write(1, "other")  # the head when it is created
     town.rest()
     client = town.front.stream({"e": 0}, group="g")
     town.write(4, "e")

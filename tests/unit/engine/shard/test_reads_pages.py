@@ -1,7 +1,8 @@
-"""What the server asks of a shard beyond the plain commands: reads by tag and time, bare frames, pages of names and
-tags, totals, and shares of caps.
+"""Requests of the server beyond the plain commands: reads by tag and time, frames, pages of names and tags, totals,
+and shares of caps.
 
-Goal: one promise a test. Method: a fresh engine on a SimDisk for each; pages of frames are compared to plain pages.
+Goal: one promise per test. Method: a fresh engine on a SimDisk for each; pages of frames are compared with plain
+pages.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def eq(tag: bytes) -> TagMatch:
 
 
 def with_tags(tags: str, config: TopicConfig = FSYNC, engine: EngineConfig = SMALL) -> Harness:
-    """One record for each letter, which is its tag; `-` has none."""
+    """One record for each letter, with the letter as its tag; `-` means no tag."""
     h = Harness(engine)
     h.put("t", config)
     h.append("t", *numbered(1, len(tags)), tags=[None if tag == "-" else tag.encode() for tag in tags])
@@ -49,7 +50,7 @@ def with_tags(tags: str, config: TopicConfig = FSYNC, engine: EngineConfig = SMA
 
 
 def seqs(h: Harness, from_seq: int = 0, **options: object) -> list[int]:
-    """What a plain page shows; the page of frames must show the same."""
+    """The seqs of a plain page, after a check that the page of frames has the same."""
     page = h.do(c.Diff("t", from_seq, **options))  # type: ignore[arg-type]
     framed = h.do(c.Diff("t", from_seq, frames=True, **options))  # type: ignore[arg-type]
     assert frame_rows(framed) == page_rows(page)
@@ -106,7 +107,7 @@ def test_match_pages_go_on_where_they_stopped() -> None:
 
 
 def test_match_sees_a_tag_that_leaves_while_its_delete_waits_for_a_sync() -> None:
-    """The last record of a tag is deleted, and the tag comes back, before either is synced: two ids, one name."""
+    """The last record of a tag is deleted, and the tag is used again, before either is synced: two ids, one name."""
     h = with_tags("ab")
     reads = [c.Diff("t", match=match, frames=frames) for match in (eq(b"a"), ANY) for frames in (False, True)]
     tokens = h.ask(c.Delete("t", match=eq(b"a")), append("t", b"3", tag=b"a"))
@@ -121,7 +122,7 @@ def test_match_sees_a_tag_that_leaves_while_its_delete_waits_for_a_sync() -> Non
 
 
 def test_match_after_a_failed_commit() -> None:
-    """Tags are numbered anew then, and dead rows keep numbers that mean nothing any more."""
+    """Tags are numbered again then, and dead rows keep invalid numbers."""
     h = with_tags("abcdefgh")
     h.do(c.Delete("t", before_seq=7))
     h.disk.fail_at(1, 5, of="write")
@@ -228,7 +229,7 @@ def test_from_ts_cannot_be_negative() -> None:
     with_tags("a").refused(c.Diff("t", from_ts=-1), InvalidRequest)
 
 
-# ---- bare frames
+# ---- frames
 
 
 @pytest.mark.parametrize("config", [FSYNC, DISK, MEMORY, EPHEMERAL])
@@ -260,7 +261,7 @@ def test_the_limit_of_a_page_of_frames() -> None:
     h.append("t", *numbered(1, 3000))
     page = h.do(c.Diff("t", limit=0, frames=True))
     assert (page.count, page.next_from_seq, page.scanned) == (3000, 3000, 3000)
-    assert h.do(c.Diff("t", frames=True)).count == 256  # what the command asks for by itself
+    assert h.do(c.Diff("t", frames=True)).count == 256  # the command's own limit
     assert h.do(c.Diff("t", 10, limit=2000, frames=True)).next_from_seq == 2010
 
 
@@ -444,7 +445,7 @@ def test_records_are_counted_over_all_topics() -> None:
     h.do(c.DropTopic("u"))
     assert shard.state.records_live == 5
     h.kill_and_open()
-    assert h.state("w").count == 0  # time acts on a topic when it is touched
+    assert h.state("w").count == 0  # expiry is applied when a topic is accessed
     assert h.engine.shard.state.records_live == 4  # the ephemeral one is gone
     h.restart()
     assert h.engine.shard.state.records_live == 4
@@ -474,7 +475,7 @@ def test_classes_are_counted_by_what_is_published() -> None:
     h.rest()
     assert shard.state.class_counts() == {**nothing, "fsync": 1, "disk": 1, "memory": 1}
     assert shard.state._class_counts is counted, (
-        "new and dropped topics do not have all of them counted again"
+        "creating and dropping topics must not count all of them again"
     )
     h.put("b", EPHEMERAL)
     h.do(c.DropTopic("a"))

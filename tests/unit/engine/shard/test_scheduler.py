@@ -1,6 +1,6 @@
-"""Goal: the table of bands, weights and ages holds exactly; nobody starves; shares are right under any load.
+"""Goal: bands, weights and ages work exactly as documented; no topic starves; shares are right under any load.
 
-Method: the scheduler alone, with times and costs made up here; Hypothesis makes up loads.
+Method: the scheduler alone, with times and costs chosen by the test; Hypothesis generates loads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def add(
 
 
 def serve(made: Scheduler[Topic], now_ms: int = 0, cost: int = QUANTUM) -> str | None:
-    """Who is next; it is done with."""
+    """Take the next topic and finish it."""
     entry = made.pick(now_ms)
     if entry is None:
         return None
@@ -151,7 +151,7 @@ def test_waiting_lifts_a_topic_across_bands(priority: int, waited_ms: int, band:
     made = scheduler()
     entry = add(made, "waits", priority)
     now_ms = 0
-    while now_ms < waited_ms:  # somebody else is always there and always first
+    while now_ms < waited_ms:  # there is always another topic, and it is always first
         now_ms = min(now_ms + 10, waited_ms)
         made._promote_at_ms = 0
         made._promote(now_ms)
@@ -194,7 +194,7 @@ def test_a_priority_that_falls_while_it_waits() -> None:
     entry.item.priority = 0
     made._promote(10)
     made._promote(2_490)
-    assert entry.band == 2, "nobody sinks while it waits"
+    assert entry.band == 2, "a topic must not lose priority while it waits"
     made._promote(4_999)
     assert entry.band == 2
     made._promote(5_050)
@@ -273,7 +273,7 @@ def test_nobody_waits_beyond_ten_seconds_for_the_top_band_under_any_load(
         made.done(picked, costs[picked.item])
         made.add(picked.item, now_ms)
     assert entry.band == TOP
-    # Shares are of work, not of turns: whoever costs little has many of them meanwhile.
+    # Shares are of work, not of turns: a cheap topic has many turns meanwhile.
     older = sum(band.size for band in made.bands)
     rounds = (older + 1) * 8 // WEIGHTS[TOP] + 2
     most = rounds * sum(WEIGHTS) * QUANTUM + (older + len(WEIGHTS)) * 8 * QUANTUM

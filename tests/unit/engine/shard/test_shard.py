@@ -1,7 +1,7 @@
-"""Commands that make, fill and end topics, and every error they can answer with.
+"""Commands that create, fill and drop topics, and all their errors.
 
-Goal: one promise a test: creation, limits, conditions, skips, dropping and listing, bounds of the server. Method: a fresh engine on a
-SimDisk for each test; what matters over a restart is asked twice.
+Goal: one promise per test: creation, limits, conditions, skips, dropping and listing, bounds of the server. Method: a
+fresh engine on a SimDisk for each test; what matters after a restart is read twice.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ def test_state_clocks() -> None:
     h.append("t", b"1")
     written = h.state("t").last_write_ts
     assert written == h.diff("t", touch=False).timestamps[0]
-    assert h.state("t").last_read_ts is None, "untouching reads leave no trace"
+    assert h.state("t").last_read_ts is None, "reads without touch leave no trace"
     h.pass_time(10)
     h.diff("t")
     assert h.state("t").last_read_ts == h.engine.clock.now_ms
@@ -435,7 +435,7 @@ def test_capped_ephemeral_topic_goes_on_for_ever_within_the_bound() -> None:
 
 
 def test_fsync_record_limit_leaves_the_group_as_it_was() -> None:
-    """A refused command in the middle of a turn changes nothing for its neighbours."""
+    """A refused command in the middle of a turn does not affect the others."""
     h = with_topic(fsync(max_record_bytes=10))
     first, bad, second = h.ask(append("t", b"1"), append("t", b"x" * 11), append("t", b"2"))
     h.rest()

@@ -1,6 +1,7 @@
-"""What goes from a topic: by its caps, by time, by deletes.
+"""Removal of records: by caps, by time, by deletes.
 
-Goal: one promise a test. Method: a fresh engine on a SimDisk for each test; what matters over a restart is asked twice.
+Goal: one promise per test. Method: a fresh engine on a SimDisk for each test; what matters after a restart is read
+twice.
 """
 
 from __future__ import annotations

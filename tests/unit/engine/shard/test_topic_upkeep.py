@@ -1,7 +1,7 @@
 """Goal: loading a topic and removing expired records delay only the requests to that topic.
 
-Method: an engine whose topic takes many turns to load, or to let go of expired records; another topic is asked in each turn. The answers
-must be those of a topic that was in memory all the time.
+Method: an engine whose topic takes many turns to load, or to remove expired records; each turn also has a request to
+another topic. The answers must be those of a topic that was in memory all the time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def stored(h: Harness) -> None:
 
 
 def turns_until(h: Harness, token: int) -> int:
-    """Turns until this is answered, in each of which the other topic is asked, and answers."""
+    """Turns until this is answered; in each of them the other topic gets a request, and answers it."""
     for turns in range(1, 1000):
         (other,) = h.ask(c.State("other"))
-        assert isinstance(h.replies[other], c.TopicState), "a bystander waits"
+        assert isinstance(h.replies[other], c.TopicState), "a request to another topic waits"
         if token in h.replies:
             return turns
         if h.jobs:
@@ -133,7 +133,7 @@ def test_a_stop_answers_those_who_go_on_as_long_commands(monkeypatch: pytest.Mon
     stored(h)
     h.restart()
     tokens = h.ask(*[c.CountByTag("t", TagMatch("Glob", b"*"))] * 4)
-    monkeypatch.setattr(limits, "LONG_TURN_UNITS", 0)  # none of them comes to its end
+    monkeypatch.setattr(limits, "LONG_TURN_UNITS", 0)  # none of them completes
     while h.jobs:
         h.run_job()
     replies = dict(h.engine.close().replies)
@@ -196,7 +196,7 @@ def test_many_records_that_end_at_once_go_over_many_turns(own: bool, tagged: boo
 
 
 def test_a_standing_task_is_not_held_up_by_a_topic_in_line() -> None:
-    """Who cannot wait does all of it at once."""
+    """A request that cannot wait does all the work at once."""
     h = Harness()
     stored(h)
     h.restart()
@@ -226,8 +226,8 @@ def filled(h: Harness, config: TopicConfig) -> int:
 
 
 def change(h: Harness, command: c.Command) -> tuple[int, int]:
-    """Ask for a change that evicts, and for the topic right after; returns the turns until both were answered, and how many records
-    went in one of these turns at most.
+    """Request a change that evicts, and the topic right after; returns the turns until both were answered, and the
+    most records removed in one of these turns.
     """
     log = h.engine.shard.state.published["t"]
     counts = [log.count]
@@ -235,7 +235,7 @@ def change(h: Harness, command: c.Command) -> tuple[int, int]:
     counts.append(log.count)
     while not (changed in h.replies and asked in h.replies):
         (other,) = h.ask(c.State("other"))
-        assert isinstance(h.replies[other], c.TopicState), "a bystander waits"
+        assert isinstance(h.replies[other], c.TopicState), "a request to another topic waits"
         counts.append(log.count)
         if h.jobs:
             h.run_job()
@@ -345,7 +345,7 @@ def test_a_delete_from_the_front_goes_over_many_turns(selector: str) -> None:
     while token not in h.replies:
         counts.append(log.count)
         (other,) = h.ask(c.State("other"))
-        assert isinstance(h.replies[other], c.TopicState), "a bystander waits"
+        assert isinstance(h.replies[other], c.TopicState), "a request to another topic waits"
         if h.jobs:
             h.run_job()
     most = max(before - after for before, after in itertools.pairwise(counts))

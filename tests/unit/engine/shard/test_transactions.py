@@ -1,8 +1,9 @@
-"""Sink transactions in the engine: a batch is there once and whole, or not at all, whatever is repeated and whoever dies.
+"""Transactions in the engine: a batch is there once and complete, or not at all, whatever is repeated and whatever
+dies.
 
-Goal: each (producer, batch) whose commit was decided appears exactly once and in order; one that was not decided does not
-appear; what was acked as staged or committed stays so. Method: an engine on a SimDisk; small stories first, then one story
-with a crash or an error at each of its disk calls. Large transactions are made of small ones by lowering the bounds.
+Goal: each (producer, batch) whose commit was decided appears exactly once and in order; one that was not decided does
+not appear; what was acked as staged or committed stays so. Method: an engine on a SimDisk; first single cases, then
+one case with a crash or an error at each of its disk calls. Low bounds make small transactions count as large.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Parts = list[tuple[str, int, int]]
 
 @pytest.fixture
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every transaction with more than one chunk is a large one, and is appended chunk by chunk."""
+    """Every transaction with more than one chunk counts as large, and is appended chunk by chunk."""
     monkeypatch.setattr(limits, "TXN_WHOLE_RECORDS", 0)
     monkeypatch.setattr(limits, "TXN_SLICE_RECORDS", 1)
     yield
@@ -75,7 +76,7 @@ def payloads(h: Harness) -> list[bytes]:
 
 
 def figures(h: Harness) -> dict[str, int]:
-    """What the metrics tell of transactions."""
+    """The metrics of transactions."""
     report = ShardMetrics(h.engine, lambda: 0).report(1.0)
     return {
         "open": report.txn_open,
@@ -105,7 +106,7 @@ PARTS: Parts = [("b", 2, 4), ("a", 2, 4)]
 EXPECTED = [*named("b", 0), *named("b", 1), *named("a", 0), *named("a", 1)]
 
 
-# ---- the way of a batch
+# ---- a batch, step by step
 
 
 @pytest.mark.parametrize("config", CLASSES)
@@ -116,7 +117,7 @@ def test_a_batch_appears_in_the_order_of_its_parts(config: TopicConfig) -> None:
     assert (done.state, done.first_seq, done.last_seq, done.count) == ("committed", 1, 8, 8)
     assert payloads(h) == EXPECTED
     h.rest()
-    assert not staged_files(h), "the file goes"
+    assert not staged_files(h), "the file is removed"
     assert h.engine.shard.transactions.staged_bytes == 0
 
 
@@ -153,7 +154,7 @@ def test_everything_about_a_batch_can_be_repeated() -> None:
     assert (again.repeated, again.records) == (True, 1)
     first = commit(h, txn, PARTS)
     assert commit(h, txn, PARTS) == first
-    assert commit(h, txn, []) == first, "what a repeated commit names does not matter"
+    assert commit(h, txn, []) == first, "the chunks named by a repeated commit do not matter"
     begun = begin(h)
     assert (begun.txn, begun.state, begun.first_seq, begun.last_seq, begun.count) == (
         txn,
@@ -359,7 +360,7 @@ def test_idle_producers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(h.engine.shard.state.staged["t"].transactions.producers) == ["b", "c"]  # type: ignore[union-attr]
 
 
-# ---- figures
+# ---- metrics
 
 
 def test_what_is_open_staged_and_committed_is_counted(in_pieces: None) -> None:
@@ -418,7 +419,9 @@ def test_one_that_nobody_works_on_expires() -> None:
     h.pass_time(4000)
     stage(h, txn, "a", 1, b'"b"')
     due_ms = h.engine.shard.transactions.due_ms
-    assert due_ms is not None and h._wake_at is not None and h._wake_at <= due_ms, "it wakes by itself"
+    assert due_ms is not None and h._wake_at is not None and h._wake_at <= due_ms, (
+        "it wakes up without a request"
+    )
     assert figures(h)["open"] == 1
     h.pass_time(5000)
     h.refused(t.CommitTransaction("t", txn, [("a", 2, 2)]), TransactionNotFound)
@@ -464,7 +467,7 @@ def test_a_commit_that_takes_long_is_answered_meanwhile() -> None:
     assert payloads(h) == EXPECTED
 
 
-# ---- starts
+# ---- restarts
 
 
 @pytest.mark.parametrize("config", [FSYNC, DISK])
@@ -608,7 +611,7 @@ def test_an_erase_in_the_middle_of_a_commit(how: str) -> None:
 
 @pytest.mark.usefixtures("in_pieces")
 def test_the_file_stays_until_the_last_records_are_synced() -> None:
-    """Whatever order the disk works in."""
+    """In whatever order the disk works."""
     h, txn = filled()
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
     while staged_files(h):

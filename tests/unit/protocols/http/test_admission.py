@@ -1,4 +1,4 @@
-"""The gate's own reading of bodies: is what gzip makes understood, and nothing else, and never more than is allowed?"""
+"""Decompression of request bodies by admission: valid gzip is accepted, everything else refused, within the limits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_members_may_end_anywhere_in_a_part() -> None:
 
 
 def test_slices_may_end_anywhere_in_what_is_unpacked() -> None:
-    """Also where all input is taken, and zlib has still to say what it means."""
+    """Also where all input is consumed, but zlib still has output."""
     for size in (*range(GUNZIP_SLICE - 2, GUNZIP_SLICE + 300, 23), 3 * GUNZIP_SLICE):
         for text in (bytes(size), TEXT[:5] + bytes(size)):
             assert gunzip(members(text), 1 << 20) == text

@@ -1,4 +1,4 @@
-"""Goal: what a front holds for clients is bounded, and whoever comes beyond a bound is refused and told which.
+"""Goal: the memory that a front uses for clients is bounded, and a client beyond a bound is refused and told which.
 
 Method: the admission of requests of a front with its bounds reached; no process.
 """
@@ -25,7 +25,7 @@ BODY = b'{"records":[{"data":1}]}'
 
 
 class Bench:
-    """A gate over one shard; what is given to another thread runs at once unless its queue is full or slow."""
+    """Admission over one shard; work for another thread runs at once unless its queue is full or slow."""
 
     def __init__(self) -> None:
         self.core = PendingRequests(1)
@@ -51,7 +51,7 @@ class Bench:
         self.admission.handle(request, self.answers.append)
 
     def answer(self, body: bytes) -> None:
-        """The worker's answer to the one request that it was sent."""
+        """The worker's answer to the one request that it got."""
         ((_, parts),) = self.core.take_messages()
         (request,) = wire.read_requests(bytes(parts[0]), *parts[1:])
         head = wire.reply_head(request.id, wire.OK, wire.JSON, b"", len(body))
@@ -70,7 +70,7 @@ class Bench:
         assert self.admission.open == 0
 
 
-# ---- packing and unpacking
+# ---- compression and decompression
 
 
 @fault(
@@ -128,7 +128,7 @@ def test_queue_of_answers_to_pack() -> None:
     assert b"Content-Encoding" not in bench.only.head
 
 
-# ---- answers that nobody takes
+# ---- answers that are not read
 
 BUFFERED = "reads are refused with 429 and limit buffered; writes are served"
 

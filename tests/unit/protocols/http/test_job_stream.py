@@ -1,6 +1,7 @@
-"""Goal: a client of a stream of jobs gets what its shard pushes, is let go when it takes nothing, and hears why it ends.
+"""Goal: a client of a stream of jobs gets what its shard pushes, is disconnected when it does not read, and is told
+why it ends.
 
-Method: shipped fronts and shards, with the messages between them and the clock in the test's hands.
+Method: shipped fronts and shards; the test controls the messages between them and the clock.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def test_accept(town: Town) -> None:
         town.rest()
         assert answers[0].status == status
     (answer,) = town.front.work("absent", "", accept=b"text/html")
-    assert code(answer) == (406, "not_acceptable")  # before anything else is looked at
+    assert code(answer) == (406, "not_acceptable")  # before anything else is checked
 
 
 def test_caps_come_last_and_places_are_given_back(town: Town) -> None:
@@ -358,7 +359,7 @@ def test_a_push_that_nobody_waits_for_is_given_back(town: Town) -> None:
     town.write(1, "q")
     answers = town.front.work()
     town.collect()
-    town.front.core.expire(10**12)  # the front has given the answer up, and asks again
+    town.front.core.expire(10**12)  # the front has given up on the answer, and asks again
     town.rest()
     assert answers == []
     assert len(town.rig.core.jobs) == 0

@@ -1,7 +1,7 @@
-"""The OpenAPI document is valid and tells the truth: it follows the types that check bodies, in both directions.
+"""The OpenAPI document is valid and correct: it matches the types that check bodies, in both directions.
 
-Samples are put to the code that reads requests, with its msgspec types, and to the JSON schema; both must agree. The HTTP
-page is held to the same facts: its decoder runs, and it names every code, field, route and metric.
+Samples are given to the code that reads requests, with its msgspec types, and to the JSON schema; both must agree.
+The HTTP page is checked against the same facts: its decoder runs, and it names every code, field, route and metric.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ ANSWERS = [responses.ErrorBody, *answers_of(*(one.tag for one in OPERATIONS))]
 
 
 def every(node: Any, key: str) -> Iterator[Any]:
-    """The values of this key, wherever it stands."""
+    """The values of this key, wherever it is."""
     if isinstance(node, dict):
         for name, value in node.items():
             if name == key:
@@ -136,7 +136,7 @@ def test_every_reference_resolves() -> None:
 
 def test_every_schema_is_used() -> None:
     used = {ref.rpartition("/")[2] for ref in every(DOCUMENT, "$ref") if "/schemas/" in ref}
-    # Lines have no schema of their own in OpenAPI 3.1; the record is named in words.
+    # Lines have no schema of their own in OpenAPI 3.1; the record is named in the description.
     assert set(SCHEMAS) == used | {"RecordBody"}
 
 
@@ -246,7 +246,7 @@ def test_operation_ids_are_unique() -> None:
 def test_every_operation_says_how_it_fails() -> None:
     for method, path, operation in operations():
         statuses = {int(status) for status in operation["responses"]}
-        # What is not a success is an error of ours; a WebSocket begins with 101.
+        # All other statuses are errors with our body; a WebSocket begins with 101.
         assert statuses & {200, 201} or (path, 101 in statuses) == ("/v0/ws", True), (method, path)
         assert {400, 401, 408, 431, 500} <= statuses, (method, path)
         assert statuses - {101, 200, 201, 202} <= set(STATUS.values()), (method, path)
@@ -530,7 +530,7 @@ SAMPLES: list[tuple[type[msgspec.Struct], bool, Any]] = [
     (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": ["a.*"] * 33}),
     (schemas.ForwardBody, False, {"source": "a", "dest": "b", "filter": "t" * 257}),
 ]
-# What is beyond the types is checked by the front: the contract tests of watching have it.
+# Further checks are made by the front: the contract tests of watching cover them.
 WATCHES: list[tuple[bool, bool, Any]] = [  # fits the schema, fits the types
     (True, True, {"topics": {"t": {}}}),
     (True, True, {"topics": {"t": {"from_seq": U64, "tail": True}, "a.*.>": {"tail": True}}}),
@@ -575,7 +575,7 @@ def test_the_schema_agrees(body: type[msgspec.Struct]) -> None:
 
 
 def read(body: type[msgspec.Struct], sample: Any) -> None:
-    """Read a sample as a worker reads a request, with all that is checked beside the types; raise if it is refused."""
+    """Read a sample as a worker reads a request, with all checks beyond the types; raises if it is refused."""
     request = wire.Request(1, 0, 1000, 0, 0, b"t", b"", json.dumps(sample).encode())
     match body.__name__:
         case "ConfigBody":
@@ -642,7 +642,7 @@ def test_watches(fits: bool, decodes: bool, sample: Any) -> None:
 
 
 def test_one_known_difference() -> None:
-    """To JSON Schema 5.0 is an integer; the server wants it written as 5."""
+    """For JSON Schema 5.0 is an integer; the server requires 5."""
     assert validator("DiffBody").is_valid({"from_seq": 5.0})
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"from_seq":5.0}', type=schemas.DiffBody)
@@ -704,7 +704,7 @@ def test_a_record_needs_a_seq_and_a_time_only() -> None:
     assert not validator("Record").is_valid({"$seq": 1, "$ts": 2, "$tag": None})
 
 
-# -- the page for people -----------------------------------------------------------------------------------
+# -- the documentation page --------------------------------------------------------------------------------
 
 
 def test_the_pages_decoder_works() -> None:

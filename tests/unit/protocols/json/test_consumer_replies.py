@@ -1,6 +1,7 @@
-"""Goal: what is handed out and settled is told exactly, as JSON that fits the published schemas.
+"""Goal: replies about deliveries and settles are exact, and match the published schemas.
 
-Method: results made by hand, with records as frames; the texts are parsed, and put to the schemas of the document.
+Method: results made by hand, with records as frames; the texts are parsed, and checked with the schemas of the
+document.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COMPONENTS = openapi.document("1")["components"]
 
 
 def page(*writes: Records, split: bool = False) -> Page:
-    """The writes as a page: in one buffer, or, `split`, in one each."""
+    """The writes as a page: in one buffer, or, `split`, each in its own."""
     buffers: list[bytes] = []
     which: list[int] = []
     starts: list[int] = []

@@ -1,6 +1,6 @@
-"""Goal: a body about queues and consumers becomes the command it means, and the first thing wrong with it is what is told.
+"""Goal: a body about queues and consumers becomes the right command, and the first error in it is reported.
 
-Method: bodies as bytes, commands as values; the schemas of these bodies are held against the same code in test_openapi.
+Method: bodies as bytes, commands as values; test_openapi compares the schemas of these bodies with the same code.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Goal: a body with too many objects is known before it is decoded, wherever they are, and no other body is taken for one.
+"""Goal: a body with too many objects is refused before it is decoded, wherever they are, and no other body is.
 
-Method: bodies at the bound and one beyond it, in every spelling that the cheap count of braces knows or does not know.
+Method: bodies at the bound and one above, in every spelling that the cheap count of braces handles or does not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics.protocols.json.requests import read_lines, read_write
 from topics.protocols.json.transactions import read_stage
 
 MOST = 10_000
-# One record each: the least there is, and with braces where no record begins.
+# One record each: the smallest ones, and ones with braces that begin no record.
 SPELLINGS = [
     b"{}",
     b'{"data":1}',
@@ -64,7 +64,7 @@ def request(body: bytes) -> wire.Request:
 
 @fault("request", "millions of tiny records in one body", "400 at record 10 001; the rest is not decoded")
 def test_a_flood_of_records_is_refused_while_it_is_decoded() -> None:
-    # What follows is not JSON, so an answer about the number of records shows that it was not read.
+    # The rest is not JSON, so an answer about the number of records shows that it was not read.
     for tail in (b"{}]}", b"oops"):
         body = b'{"part":"a","chunk":0,"records":[' + b"{}," * 50_000 + tail
         for read in (

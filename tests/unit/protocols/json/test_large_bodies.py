@@ -1,4 +1,4 @@
-"""Bodies read in slices: the same result as in one go, and errors that count from the start of the body."""
+"""Bodies read in slices: the same result as in one go, and errors with positions from the start of the body."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_same(body: bytes, op: int = wire.WRITE) -> bool:
-    """Whether a body reads alike in one go and in slices; True if it was taken."""
+    """Check that a body gives the same in one go and in slices; True if it was accepted."""
     whole = request_of(body, op)
     try:
         expected = READ[op](whole, ARGS)
@@ -67,7 +67,7 @@ def is_same(body: bytes, op: int = wire.WRITE) -> bool:
 
 
 def _columns(records: Any) -> list[Any]:
-    """A column without anything in it is as good as none."""
+    """An empty column is the same as none."""
     count = len(records.payloads)
     sizes = records.sizes or list(map(len, records.payloads))
     return [
@@ -209,7 +209,7 @@ def test_what_is_refused_before_it_is_decoded(op: int) -> None:
         sliced(body_of([b'{"data":1}', tokens]), op)
     with pytest.raises(RecordTooLarge):
         sliced(body_of([b'{"data":%b1}' % (b" " * (9 << 20))]), op)
-    # What is large for its blanks and escapes alone is taken.
+    # A body that is large only because of blanks and escapes is accepted.
     escaped = b'{"data":"%b"}' % (b"\\u0041" * (1 << 20))[: 6 * ((1 << 20) - 2)]
     assert sliced(body_of([escaped]), op)[0].records.sizes == [1 << 20]
 

@@ -1,4 +1,4 @@
-"""What jobs ask, from bytes to commands: defaults, clamps, and words for what is wrong."""
+"""Requests of merge jobs, from bytes to commands: defaults, limits, and error messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Replies that are built from bytes have the form of the types that declare them.
+"""Replies that are built from bytes have the form of their declared types.
 
-A reply is decoded as its type: nothing in it is undeclared, missing or misnamed. Marks are added once, and only to its own members.
+A reply is decoded as its type: nothing in it is undeclared, missing or misnamed. Members are added once, and only to
+the reply itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a body written as it is becomes: a JSON value, a string or bytes, and never something else than was sent."""
+"""Raw bodies: each becomes a JSON value, a string or bytes, and never anything else than was sent."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_json_keeps_its_value(value: Any, indent: int | None, ascii_only: bool, 
     payload, is_bytes = stored(body, wire.MUST_PARSE)
     assert not is_bytes and b"\n" not in payload
     assert json.loads(payload) == value
-    # Without the content type only what can be nothing else is JSON.
+    # Without the content type only unambiguous bodies are JSON.
     guessed = json.loads(stored(body)[0])
     assert guessed == (value if isinstance(value, dict | list) else body.decode())
 

@@ -1,4 +1,4 @@
-"""A write of records with data and tags takes a faster decoder than others, and gives the same command or error."""
+"""A write whose records have only data and tags uses a faster decoder, which gives the same command or error."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_faster_decoder_makes_no_difference(
 ) -> None:
     if not any("tag" in record for record in records):
         records[-1]["tag"] = "t"
-    # A field with its default value takes the other decoder.
+    # A field with its default value uses the other decoder.
     assert read(records, key, flags) == read([record | {"ttl_ms": 0} for record in records], key, flags)
 
 

@@ -1,4 +1,6 @@
-"""Goal: unknown fields of a body are found at every level and named, at a bounded cost; good bodies never come near the search."""
+"""Goal: unknown fields of a body are found at every level and named, at a bounded cost; valid bodies never need the
+search.
+"""
 
 from __future__ import annotations
 

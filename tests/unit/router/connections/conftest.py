@@ -1,4 +1,4 @@
-"""Benches for the tests of HTTP/2."""
+"""Fixtures for the tests of HTTP/2."""
 
 from __future__ import annotations
 

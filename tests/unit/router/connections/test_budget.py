@@ -1,4 +1,4 @@
-"""The budget of bytes that a front holds for its clients."""
+"""The memory budget of a front for its clients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One connection: is every request answered once, in order and whole, however its bytes arrive?
+"""One connection: every request is answered once, in order and complete, however its bytes arrive.
 
-Connections have a transport that only remembers and a gate that echoes, so every cut of the input is exact and nothing
-sleeps.
+Connections have an in-memory transport and an admission stub that echoes, so every cut of the input is exact and
+nothing sleeps.
 """
 
 from __future__ import annotations

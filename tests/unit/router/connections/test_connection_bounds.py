@@ -1,6 +1,6 @@
-"""One connection: what it may take of memory and of time, and how it ends.
+"""One connection: its bounds in memory and time, and how it ends.
 
-Connections have a transport that only remembers and a gate that echoes; time is a number.
+Connections have an in-memory transport and an admission stub that echoes; time is a number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.support.connection_bench import (
 from tests.support.faults import fault
 from topics.protocols.http1.session import CLOSED, DISCARD_MAX, IDLE
 
-# -- room --------------------------------------------------------------------------------------------------
+# -- memory ------------------------------------------------------------------------------------------------
 
 
 @fault("client", "a client sends requests without end before it reads", "only so much is read ahead")
@@ -157,7 +157,7 @@ def test_a_stalled_client_is_cut_and_a_slow_one_is_not() -> None:
         assert world.server.stalled_bytes == transport.unread
         for _ in range(40):
             world.sweep(connection, after_us=10_000_000)
-            connection.data_received(b"P")  # sending is no reading
+            connection.data_received(b"P")  # sending is not reading
         assert transport.aborted
         connection.connection_lost(None)
         assert world.server.stalled_bytes == 0
@@ -180,7 +180,7 @@ def test_unfinished_fast_bodies_count_as_being_received() -> None:
         connection.data_received(request[HOLD_FROM - 1 : 300_000])
         assert world.server.receiving.held == connection.session.buffered > 299_000
         connection.data_received(request[300_000:])
-        assert world.server.receiving.held == 0, "the gate has it"
+        assert world.server.receiving.held == 0, "admission has it"
         world.admission.waiting.pop()()
         assert len(list(answers(transport.out))) == 1
         connection.data_received(request[:400_000])
@@ -318,7 +318,7 @@ def test_a_refused_body_that_is_too_long_to_read_ends_the_connection() -> None:
             await rest()
             [(status, answer, _)] = answers(transport.out)
             assert status == 401 and b"Connection: close" in answer
-            # The rest is read for a while and thrown away, so that the answer is not lost.
+            # The rest is read for a while and discarded, so that the answer is not lost.
             assert transport.ended and not transport.closed and transport.reads
             connection.data_received(fast())
             assert not world.admission.handled and not connection.session.buffered and not others()

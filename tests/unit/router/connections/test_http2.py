@@ -1,4 +1,4 @@
-"""HTTP/2: does every stream get its own answer?
+"""HTTP/2: every stream gets its own answer.
 
 Every test ends with the connection lost and both budgets empty. The last tests use a real socket.
 """
@@ -238,7 +238,7 @@ def test_an_answer_after_a_reset_goes_nowhere(bench: Bench) -> None:
 
 
 def test_request_and_reset_in_one_batch(bench: Bench) -> None:
-    """h2 knows of the reset before the gate hears of the request."""
+    """h2 knows of the reset before admission gets the request."""
     bench.admission.answers[b"/now"] = Response(200, b"x")
     bench.admission.refusals[b"/no"] = Response(401, b"{}")
     for path in ("/now", "/no", "/wait"):
@@ -270,7 +270,7 @@ def test_answering_twice_is_a_bug(bench: Bench) -> None:
 
 def test_streams_over_the_limit_are_refused_one_by_one(bench: Bench) -> None:
     eager = bench.client
-    eager.h2.remote_settings = type(eager.h2.remote_settings)(client=False)  # has not seen ours
+    eager.h2.remote_settings = type(eager.h2.remote_settings)(client=False)  # has not seen our settings
     streams = [eager.request(f"/wait/{number}") for number in range(STREAMS_MAX + 10)]
     bench.run()
     assert [eager.got[stream].reset for stream in streams[STREAMS_MAX:]] == [ErrorCodes.REFUSED_STREAM] * 10
@@ -306,7 +306,7 @@ def test_drain_lets_open_streams_finish_and_takes_no_new_ones(bench: Bench) -> N
     assert bench.transport.take().count(ErrorCodes.REFUSED_STREAM.to_bytes(4, "big")) >= 1
     assert b"/late" not in bench.admission.waiting
     assert not bench.transport.closed
-    # h2's client hears nothing after a GOAWAY, so the rest is read from the frames' payloads.
+    # h2's client ignores everything after a GOAWAY, so the rest is read from the frames' payloads.
     bench.raw(DataFrame(half, b"done", flags=["END_STREAM"]).serialize())
     assert b"half done" in bench.transport.take()
     bench.raw(b"".join(window_update(stream, 1 << 20) for stream in (0, open_stream)))

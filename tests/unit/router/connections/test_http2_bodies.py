@@ -1,4 +1,4 @@
-"""Bodies over HTTP/2, in and out: do they keep to their windows and budgets, and not hold up each other?
+"""Bodies over HTTP/2, in and out: they respect windows and budgets, and do not block each other.
 
 Every test ends with the connection lost and both budgets empty.
 """
@@ -19,7 +19,7 @@ from tests.support.faults import fault
 from tests.support.http2_bench import BODY_BYTES_MAX, Bench, ReceivedResponse
 from topics.protocols.http.exchange import Request, Respond, Response
 
-# Bodies on their way in
+# Request bodies
 
 
 def test_a_refusal_from_the_head_does_not_wait_for_the_body(bench: Bench) -> None:
@@ -99,7 +99,7 @@ def test_an_undeclared_body_over_the_cap(bench: Bench, at_once: bool) -> None:
 
 
 def test_what_is_thrown_away_still_opens_the_window(bench: Bench) -> None:
-    """A connection on which bodies are refused must not run dry."""
+    """A connection on which bodies are refused must not use up its window."""
     window = bench.client.h2.outbound_flow_control_window
     for _ in range(100):
         bench.client.request("/echo", b"x" * (BODY_BYTES_MAX + 1))
@@ -162,7 +162,7 @@ def test_a_body_in_many_tiny_frames(bench: Bench) -> None:
     assert bench.client.got[stream].body == b"ab" * 3000
 
 
-# Bodies on their way out
+# Response bodies
 
 
 def test_a_large_answer_follows_the_clients_window(bench: Bench) -> None:
@@ -322,7 +322,7 @@ def test_what_can_be_sent_at_once_needs_no_budget(make_bench: Callable[..., Benc
 
 
 def test_a_stream_may_get_further_chunks(bench: Bench) -> None:
-    """What event streams will use: a head, pieces as they come, and an end that may bring nothing."""
+    """As for event streams: a head, pieces as they come, and an end that may be empty."""
     bench.client.request("/wait")
     bench.run()
     server, stream = bench.server, bench.server._streams[1]

@@ -1,4 +1,4 @@
-"""Hostile HTTP/2: does nobody get more than his share, and nothing malformed harm the front?
+"""Hostile HTTP/2: no client gets more than its share, and malformed input does not harm the front.
 
 Every test ends with the connection lost and both budgets empty.
 """
@@ -54,7 +54,7 @@ def _expect_calm(bench: Bench) -> None:
 
 @fault("client", "an HTTP/2 client opens and resets streams in a row", "the connection is ended")
 def test_rapid_reset(bench: Bench) -> None:
-    for _ in range(NOISE_MAX):  # and the client's settings are the first noise
+    for _ in range(NOISE_MAX):  # the client's settings count, too
         assert not bench.transport.closed
         stream = bench.client.request("/wait")
         bench.client.h2.reset_stream(stream)
@@ -89,7 +89,7 @@ def test_resets_are_forgiven_with_time(bench: Bench) -> None:
 
 
 def test_resets_that_the_client_provokes_count_too(bench: Bench) -> None:
-    """A client that breaks a stream's rules makes us reset it; the request costs the same."""
+    """A client that violates a stream's rules makes us reset it, which costs the same."""
     for _ in range(NOISE_MAX - 1):
         stream = bench.client.request("/wait")
         bench.raw(bench.client.h2.data_to_send() + window_update(stream, 2**31 - 1))
@@ -306,7 +306,7 @@ def test_any_split_of_the_bytes_gives_the_same_answers(cuts: list[int], byte_by_
     for stream, expected in whole.client.got.items():
         got = split.client.got[stream]
         assert (got.headers, got.ended) == (expected.headers, expected.ended)
-        # After a refusal the rest may come too late to matter, and what came first decides about the reset.
+        # After a refusal the rest may be irrelevant; what came first decides about the reset.
         assert got.body == expected.body
     for bench in (whole, split):
         assert not bench.server.busy

@@ -1,6 +1,7 @@
-"""Goal: whatever comes first, a page or a read, a watcher gets each record once and in order, and a slow one costs only itself.
+"""Goal: whatever comes first, a page or a read, a watcher gets each record once and in order, and a slow one costs
+only itself.
 
-Method: shipped fronts and shards, with the messages between them and the clock in the test's hands; every short order of
+Method: shipped fronts and shards; the test controls the messages between them and the clock; every short order of
 events is tried.
 """
 
@@ -33,7 +34,7 @@ def sub_of(client: Client, topic: str = "t") -> Subscription:
 
 
 def asked(town: Town, op: int) -> list[wire.Request]:
-    """Requests that the front has sent and no shard has seen yet."""
+    """Requests that the front has sent and no shard has received yet."""
     town.collect()
     requests = [
         request for _, _, parts in town.up for request in wire.read_requests(bytes(parts[0]), *parts[1:])
@@ -63,7 +64,7 @@ def steps(town: Town, topic: str) -> dict[str, object]:
 @pytest.mark.parametrize("start", [0, 2, 3], ids=["from the beginning", "from the middle", "from the head"])
 def test_no_order_of_pages_and_reads_loses_or_repeats_anything(start: int) -> None:
     town = Town()
-    some = length.pick(short=8, long=1)  # and not 3: the orders would all end alike
+    some = length.pick(short=8, long=1)  # and not 3: all orders would end alike
     orders = itertools.islice(
         itertools.product(("write", "up", "down"), repeat=5), length.turn(some), None, some
     )
@@ -363,14 +364,14 @@ def test_a_shard_that_dies_while_it_is_followed_again_is_followed_once() -> None
         town.write(2)
         town.disks[0].sync_all()
         client = town.front.stream()
-        town.kill()  # with the FOLLOW on its way
+        town.kill()  # with the FOLLOW in flight
         town.start()
-        town.carry_up()  # followed, and the answer is on its way
+        town.carry_up()  # followed, and the answer is in flight
         town.down.rotate()
         held, town.down = town.down, type(town.down)()
         town.now += RETRY_US
         for _, _, action in sorted(town._timers):
-            action()  # as if the answer took longer than the pause before the next try
+            action()  # as if the answer took longer than the pause before the next attempt
         town._timers.clear()
         town.write()
         town.down = held + town.down
@@ -405,7 +406,7 @@ def test_a_shard_that_has_too_much_to_do_is_asked_again(monkeypatch: pytest.Monk
     town.write(4)
     first = town.front.stream(options=SMALL_PAGES)
     town.carry_up()
-    town.carry_down()  # its read is on its way
+    town.carry_down()  # its read is in flight
     monkeypatch.setattr("router.pending.PENDING_MAX", 1)
     others = [town.front.stream(wid=f"w{i}") for i in range(3)]
     monkeypatch.undo()

@@ -1,6 +1,7 @@
-"""Goal: a stream follows what its patterns match, now and later, through drops, new creations and restarts; groups deal on.
+"""Goal: a stream follows the topics that match its patterns, now and later, through drops, creations and restarts;
+groups share them.
 
-Method: shipped fronts and shards, with the messages between them and the clock in the test's hands.
+Method: shipped fronts and shards; the test controls the messages between them and the clock.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ def test_a_member_that_is_full_gets_no_more_and_the_others_do() -> None:
         town.write()
         town.rest()
     assert clients[0].seqs(is_shared=True) == before
-    assert len(dealt(*clients)) >= 19  # but for two pages that wait here for room
+    assert len(dealt(*clients)) >= 19  # except for two pages that wait here for room
     clients[0].drain()
     for _ in range(4):
         town.write()
@@ -266,7 +267,7 @@ def test_what_was_not_written_to_a_member_that_left_is_for_the_others() -> None:
     town.write()
     leaves = town.front.stream(group="g")
     town.rest()
-    town.write()  # on its way
+    town.write()  # in flight
     leaves.leave()
     other = town.front.stream(group="g", wid="other")
     town.rest()
@@ -291,7 +292,7 @@ def test_a_group_goes_on_after_a_restart() -> None:
 
 
 def test_a_member_that_begins_at_the_end_does_not_move_a_group_that_is_behind() -> None:
-    """What it wants is not where the group has been."""
+    """Its requested start is not the group's position."""
     town = Town()
     town.write(2)
     first = town.front.stream(group="g")

@@ -1,6 +1,7 @@
-"""Goal: streams are heard of in time, their places are saved, their caps hold, and each ends for one reason that it says.
+"""Goal: streams have timely heartbeats, their positions are saved, their caps are kept, and each ends with one
+reason, which it sends.
 
-Method: shipped fronts and shards, with the messages between them and the clock in the test's hands.
+Method: shipped fronts and shards; the test controls the messages between them and the clock.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def test_places_are_saved_every_second_and_not_more_often() -> None:
         town.write()
         town.advance(50_000)
     assert stored(town)["t"] >= 30
-    assert town.front.core._next_id - begun <= 4  # saves, and nothing else is asked
+    assert town.front.core._next_id - begun <= 4  # saves, and nothing else is requested
     town.advance(SAVE_EVERY_US)
     assert stored(town) == {"t": 50}
     assert stream_of(client).moved == stream_of(client).saving == {}
@@ -168,7 +169,7 @@ def test_a_stream_that_ends_while_it_is_saved_loses_nothing() -> None:
     client = opened(town)
     town.write(2)
     town.rest()
-    town.front.streams._save_all()  # on its way
+    town.front.streams._save_all()  # in flight
     town.shard_for("t").write(3)
     town.carry_down()
     client.leave()
@@ -227,7 +228,7 @@ def many(town: Town) -> tuple[list[str], Client]:
 
 
 def where(town: Town, text: str | None) -> dict[str, int]:
-    """Where a client that has seen this id goes on."""
+    """Where a client continues that has seen this id."""
     decoded = event_ids.decode(text or "")
     assert decoded is not None
     save, changes = decoded
@@ -348,7 +349,7 @@ def test_the_first_shard_hears_how_many_streams_are_open() -> None:
     assert town.rig.core.watch.streams_elsewhere(b"?") == 0
 
 
-# ---- one ends, another goes on
+# ---- one ends, another continues
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["through the same front", "through another one"])

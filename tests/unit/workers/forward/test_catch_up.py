@@ -1,6 +1,6 @@
 """Goal: a read of a topic that gets copies shows what its sources had published when the read came, in bounded time.
 
-Method: real shards on simulated disks, whose messages are carried by hand; what is late is never carried.
+Method: real shards on simulated disks; the test carries the messages; a late one is never carried.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_late(reply: ShardAnswer) -> bool:
 
 
 def read(made: Cluster, topic: str, op: int = wire.DIFF, body: Any = None, args: bytes = b"") -> ShardAnswer:
-    """A read and what follows from it: no time passes, and nobody waits for pauses."""
+    """A read and everything that follows from it: no time passes, so pauses do not end."""
     rig = made.rig(home(made, topic))
     key = rig.receive(op, topic, {} if body is None else body, args=args)
     for _ in range(1000):
@@ -113,7 +113,7 @@ def test_every_kind_of_read_catches_up(dest: str, op: int, body: Any, args: wire
 
 @EACH_DEST
 def test_where_a_watch_begins_is_a_read(dest: str) -> None:
-    """One that starts at the end of the dest must not be given what was written before it was asked for."""
+    """A watch that starts at the end of the dest must not get records that were written before the request."""
     made = cluster()
     put(made, dest)
     forward(made, SOURCE, dest)
@@ -243,7 +243,7 @@ def test_a_round_that_began_before_the_write_is_not_enough() -> None:
     made.rest()
     rig = made.rig(0)
     early = rig.receive(wire.DIFF, FAR)
-    made.carry()  # the source has seen that nothing is owed
+    made.carry()  # the source has seen that nothing is left to copy
     write(made, SOURCE, ["record 1"])
     late = rig.receive(wire.DIFF, FAR)
     made.rest()
@@ -252,7 +252,7 @@ def test_a_round_that_began_before_the_write_is_not_enough() -> None:
 
 
 def test_a_round_that_begins_as_another_ends_finds_the_dest_where_it_is() -> None:
-    """At one worker both happen in the same moment: the flow that has just come to its end must not be waited for."""
+    """At one worker both happen in the same moment: the flow that has just finished must not be waited for."""
     made = cluster()
     forward(made, SOURCE, NEAR)
     made.rest()
@@ -265,7 +265,7 @@ def test_a_round_that_begins_as_another_ends_finds_the_dest_where_it_is() -> Non
 
 
 def test_a_thousand_records_that_are_written_meanwhile_do_not_hold_up_a_read() -> None:
-    """A round is over when the dest has what there was at its beginning."""
+    """A round is over when the dest has what existed at its beginning."""
     made = cluster()
     forward(made, SOURCE, FAR)
     made.rest()
@@ -313,7 +313,7 @@ def test_reads_in_any_order_see_what_was_acked_before_them(seed: int) -> None:
         assert not is_late(rig.replies[key])
 
 
-# ---- what cannot be waited for
+# ---- when waiting is impossible
 
 
 @EACH_DEST
@@ -327,7 +327,7 @@ def test_a_full_dest_is_as_far_as_it_can_be(dest: str) -> None:
         assert texts_of(reply) == numbered(1, 2)
         assert not is_late(reply)
     assert made.ask(home(made, dest), wire.DELETE, dest, {"seqs": [1]}) is not None
-    assert texts_of(read(made, dest)) == numbered(2, 3), "whoever reads does not wait for a pause"
+    assert texts_of(read(made, dest)) == numbered(2, 3), "a read does not wait for a pause"
 
 
 @fault(
@@ -352,7 +352,7 @@ def test_a_read_waits_for_a_second_at_the_most() -> None:
     assert b"Topics-Catch-Up-Timed-Out: true\r\n" in rig.replies[frames].head
     assert rig.core.forwarding.catch_ups.late == 3
     made.rest()
-    assert texts_of(read(made, FAR)) == ["record 1"], "the next one is not held up by it"
+    assert texts_of(read(made, FAR)) == ["record 1"], "the next one does not wait for it"
 
 
 @fault("worker", "the worker of a source is down", "reads of the dest are served at once, and say so")
@@ -387,7 +387,7 @@ def test_at_the_source_nobody_is_remembered_for_ever() -> None:
     made = cluster()
     rule = forward(made, SOURCE, FAR)
     made.rest()
-    made.lose(0)  # and nobody has heard of it
+    made.lose(0)  # and no worker knows of it
     write(made, SOURCE, ["record 1"])
     rig = made.rig(1)
     key = rig.receive(wire.CATCH_UP, "", forward_messages.encode(CatchUp([rule.uid])))
@@ -415,7 +415,7 @@ def test_more_reads_than_may_wait_are_served_at_once(monkeypatch: pytest.MonkeyP
 
 
 def test_many_dests_that_are_read_at_once_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is on its way to one shard is bounded; whoever does not fit asks when another has heard."""
+    """The number in flight to one shard is bounded; a read that does not fit asks when another was answered."""
     monkeypatch.setattr(catch_up, "QUERIES_MAX", 2)
     made = cluster()
     dests = [name_on(0, f"far-{i}-") for i in range(6)]

@@ -1,5 +1,5 @@
-"""Goal: a source with many dests is copied in rounds, so that few records do not keep the cores busy; and nobody who waits for
-a copy waits for a round.
+"""Goal: a source with many dests is copied in rounds, so that few records do not keep the cores busy; but a read that
+waits for a copy does not wait for a round.
 
 Method: real shards on simulated disks, as in test_forwarder.py; time passes only when a test lets it.
 """
@@ -26,7 +26,7 @@ def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_dests(count: int = len(DESTS)) -> Cluster:
-    """A cluster whose source has rested, and everybody knows how far each dest is."""
+    """A cluster whose source is idle, with the position of each dest known everywhere."""
     made = cluster()
     for i, dest in enumerate(DESTS[:count]):
         forward(made, SOURCE, dest, name=f"rule-{i}")
@@ -83,7 +83,7 @@ def test_a_read_does_not_wait_for_a_round(dest: str) -> None:
     write(made, SOURCE, ["record 2"])
     made.rest()
     assert texts(made, dest) == numbered(0, 2)
-    assert sorted(all_stored(made)) == [2] * 5 + [3], "only that one was brought forward"
+    assert sorted(all_stored(made)) == [2] * 5 + [3], "only that one was moved forward"
     pass_ms(made, ROUND_MS + 1)
     assert all_stored(made) == [3] * 6
 

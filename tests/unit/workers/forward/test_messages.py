@@ -1,4 +1,4 @@
-"""Goal: what workers say to each other about forwards comes out as it went in, and what is none is refused."""
+"""Goal: messages between workers about forwards are decoded as they were encoded, and invalid ones are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Goal: rules end with their topics, in the catalog and at both ends, and whoever drops a topic hears which ones.
+"""Goal: rules end with their topics, in the catalog and at both ends, and the drop of a topic returns which ones.
 
-Method: real shards on simulated disks, whose messages are carried by hand.
+Method: real shards on simulated disks; the test carries the messages.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def test_metrics_tell_of_copies() -> None:
 
 
 def test_bounds_fit_each_other() -> None:
-    """A batch fits a link and a group of the log. What is asked for finds room beside all else that uses a link."""
+    """A batch fits into a link and a group of the log. A request finds room next to everything else on a link."""
     from workers.forward import catch_up, forwarder, outbox
     from workers.forward.rules import reads as rule_reads
     from workers.peers import links as peers
@@ -193,7 +193,7 @@ def test_bounds_fit_each_other() -> None:
 
 @pytest.mark.parametrize("first", ["records", "rule"])
 def test_a_dest_in_memory_knows_its_rules_after_a_crash(first: str) -> None:
-    """Its records are read when somebody asks for them; the rules that bring it copies are known at once."""
+    """Its records are replayed when they are read; the rules that copy to it are known at once."""
     made = cluster()
     put(made, FAR, durability="memory")
     if first == "records":
@@ -211,7 +211,7 @@ def test_a_dest_in_memory_knows_its_rules_after_a_crash(first: str) -> None:
 
 
 def test_a_topic_with_many_rules_takes_them_along_together() -> None:
-    """Not one by one, each with syncs of its own; and what is to go is not shown any more."""
+    """Not one by one, each with its own syncs; and rules that are ending are not shown any more."""
     made = cluster()
     names = [f"rule-{i}" for i in range(70)]
     for i, name in enumerate(names):

@@ -1,6 +1,6 @@
-"""Goal: every request to another worker is answered once, by that worker or with "nobody knows", within bounds.
+"""Goal: every request to another worker is answered once, by that worker or with an unknown outcome, within bounds.
 
-Method: links without sockets; messages are read back with the wire's own reader, answers and deaths come by hand.
+Method: links without sockets; messages are decoded with the wire's own reader, answers and deaths are simulated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from workers.shard.flow_control import WINDOW_BYTES
 
 
 class Links:
-    """PeerLinks with a clock, and what came of it."""
+    """PeerLinks with a clock, and their results."""
 
     def __init__(self, **living: int) -> None:
         self.now_us = 1_000_000
@@ -37,7 +37,7 @@ class Links:
         return accepted
 
     def sent(self) -> list[tuple[int, int, list[wire.Request]]]:
-        """Shard, incarnation, requests: of each message."""
+        """Shard, incarnation and requests of each message."""
         return [
             (
                 shard,
@@ -67,7 +67,7 @@ def test_an_answer_finds_whoever_asked() -> None:
     reply = links.answers["b"][0]
     assert reply is not None and reply.body == b"for b"
     links.answer(1, 7, b.id)
-    assert len(links.answers["b"]) == 1, "a second answer is nobody's"
+    assert len(links.answers["b"]) == 1, "a second answer is ignored"
     assert links.core.take_messages() == []
 
 
@@ -106,8 +106,8 @@ def test_when_a_worker_goes_nobody_knows_what_became_of_its_requests() -> None:
     links.ask(2, "other")
     links.core.set_peers({1: 9, 2: 8})
     assert links.answers == {"sent": [None], "unsent": [None], "other": []}
-    assert [message[0] for message in links.sent()] == [2], "nothing of it goes to the next one"
-    links.answer(1, 7, 1)  # the last words of the dead
+    assert [message[0] for message in links.sent()] == [2], "no part of it goes to the next one"
+    links.answer(1, 7, 1)  # late messages of the dead worker
     assert links.answers["sent"] == [None]
     assert links.ask(1, "again")
     ((_, incarnation, _),) = links.sent()
@@ -163,7 +163,7 @@ def test_requests_and_bytes_on_their_way_are_bounded(monkeypatch: pytest.MonkeyP
 
 
 def test_a_worker_hears_how_much_of_its_answers_is_taken() -> None:
-    """Else it would think after a while that nobody takes them."""
+    """Otherwise it would assume after a while that its answers are not read."""
     links = Links(s1=7)
     untaken = 0
     numbers = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Goal: a data directory that is not what a server left is refused by name, and nothing in it is changed.
+"""Goal: a data directory in an unexpected state is refused with a clear error, and nothing in it is changed.
 
 Method: `DataDirectory` over real directories with one thing wrong in each.
 """

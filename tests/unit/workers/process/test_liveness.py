@@ -1,4 +1,4 @@
-"""Goal: restarts slow down and recover as promised, and only real silence counts as a hang.
+"""Goal: restarts slow down and recover as documented, and only real silence counts as a hang.
 
 Method: the decisions are pure, so time is just a number here.
 """

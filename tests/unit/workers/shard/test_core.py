@@ -1,4 +1,4 @@
-"""Goal: a shard answers every request once, to whoever asked, and survives whatever it is sent.
+"""Goal: a shard answers every request once, to its sender, and survives any input.
 
 Method: a ShardCore over a real engine on a simulated disk and clock; requests and replies are bytes of the wire.
 """
@@ -72,7 +72,7 @@ def test_questions_about_the_shard_are_answered_while_it_recovers() -> None:
     assert (report.progress, report.topic_count) == (0.5, 0)
 
 
-# ---- what is not executed
+# ---- requests that are not executed
 
 
 @fault(
@@ -151,7 +151,7 @@ def test_an_answer_that_cannot_be_made_is_a_fault_of_that_request_alone(
     assert [rig.replies[key].status for key in (read, state)] == [500, 200]
 
 
-# ---- who gets which reply
+# ---- the addressee of each reply
 
 
 def test_replies_go_to_whoever_asked_even_with_the_same_ids() -> None:
@@ -209,7 +209,7 @@ def test_an_fsync_write_is_answered_only_after_its_sync() -> None:
 
 
 def test_reads_that_come_together_share_what_a_turn_may_fetch() -> None:
-    """Each alone would get a page of three records; all of them together get one each, and come back for more."""
+    """Each alone would get a page of three records; together each gets one, and comes back for more."""
     rig = Rig(msgspec.structs.replace(SMALL, wal_file_bytes=16 * MIB))
     for _ in range(3):
         rig.ask(wire.WRITE, body=write("x" * (MIB // 2)))
@@ -222,11 +222,11 @@ def test_reads_that_come_together_share_what_a_turn_may_fetch() -> None:
     assert not any(page["caught_up"] for page in pages)
 
 
-# ---- fronts that do not take their answers
+# ---- fronts that do not read their answers
 
 
 def stuffed_rig() -> Rig:
-    """A topic with pages of 8 MiB, and a front that takes nothing of what it is sent."""
+    """A topic with pages of 8 MiB, and a front that reads nothing of what it gets."""
     rig = Rig(msgspec.structs.replace(SMALL, wal_file_bytes=16 * MIB))
     for _ in range(9):
         rig.ask(wire.WRITE, body=write("x" * 900_000))
@@ -300,7 +300,7 @@ def test_a_front_that_is_gone_is_not_waited_for() -> None:
     for _ in range(4):
         rig.receive(wire.DIFF, body={"max_batch_bytes": 8 * MIB})
         rig.turn()
-    assert rig.wake_at_ms is not None, "it is looked after"
+    assert rig.wake_at_ms is not None, "it is handled"
     rig.clock.advance(1001)
     probes = rig.core.turn().sends
     assert probes == [(FRONT, [wire.message_head(1)])]
@@ -309,11 +309,11 @@ def test_a_front_that_is_gone_is_not_waited_for() -> None:
     assert rig.ask(wire.DIFF) is not None
 
 
-# ---- caps: the story of one shard; those of several are in test_caps.py
+# ---- caps of one shard; those of several are in test_caps.py
 
 
 def silent_catalog(rig: Rig) -> None:
-    """Shard 1's catalog is somewhere else, and says nothing."""
+    """Shard 1's catalog is on another shard, and does not answer."""
     rig.core.set_peers({0: 1})
     rig.rest()
     rig.asks.clear()
@@ -349,7 +349,7 @@ def test_the_last_word_of_the_catalog_is_a_429_for_all_that_take_no_less() -> No
     rig.rest()
     for key in keys[:2]:
         assert error_of(rig.replies[key])["detail"] == {"limit": "max_total_bytes", "max": 1000}
-    assert keys[2] not in rig.replies  # a smaller one may still fit: it is asked for anew
+    assert keys[2] not in rig.replies  # a smaller one may still fit: it is requested again
     assert len(rig.asks) == 2
 
 
@@ -416,7 +416,7 @@ def test_only_so_many_writes_are_parked(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_room_that_is_made_in_the_same_turn_is_found() -> None:
-    """The write was over the grant when it was looked at, and is not any more when it is parked."""
+    """The write was over the grant when it was checked, and is not any more when it is parked."""
     rig = lone_shard()
     rig.receive(wire.WRITE, "a", write(1))
     rig.rest()

@@ -1,4 +1,5 @@
-"""Goal: queues and consumers behind the wire: every claim is answered once, and large ones wait for fronts that do not take.
+"""Goal: queues and consumers behind the wire: every claim is answered once, and large answers wait for fronts that do
+not read.
 
 Method: a ShardCore over a real engine on a simulated disk and clock; requests and replies are bytes of the wire.
 """
@@ -66,9 +67,7 @@ def test_stored_consumers_that_overlap_are_logged_at_the_start(
     rig = Rig(ROOMY)
     rig.ask(wire.PUT_TOPIC, body={"retention": "work_queue"})
     with monkeypatch.context() as before:
-        before.setattr(
-            Consumers, "_check_overlap", lambda *_: iter(())
-        )  # as files of an earlier version have it
+        before.setattr(Consumers, "_check_overlap", lambda *_: iter(()))  # as in files of an earlier version
         for name in ("a", "b"):
             assert rig.ask(wire.PUT_CONSUMER, body={}, args=for_consumer(name)).status == 201
     assert error_of(rig.ask(wire.PUT_CONSUMER, body={}, args=for_consumer()))["code"] == "consumer_overlap"
@@ -115,7 +114,7 @@ def test_a_claim_that_waits_in_vain_is_empty() -> None:
 
 
 def test_a_claim_that_waits_gets_nothing_while_its_front_does_not_take() -> None:
-    """Else its answers would pile up in a socket, and jobs would be leased to nobody."""
+    """Otherwise its answers would pile up in a socket, with jobs leased to no one."""
     rig = queue()
     key = rig.receive(wire.CLAIM, body={"node": "w", "wait_ms": 20_000})
     rig.rest()

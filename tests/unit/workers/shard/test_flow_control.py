@@ -1,4 +1,4 @@
-"""Goal: reads of many clients share a shard fairly and within its bounds, whoever does not take his answers.
+"""Goal: reads of many clients share a shard fairly and within its bounds, even when some do not read their answers.
 
 Method: a shard core with long polls and reads of several fronts, turn by turn.
 """
@@ -92,7 +92,7 @@ def test_the_last_records_by_tag_share_the_room_of_a_turn() -> None:
 
 
 def test_a_poll_that_cannot_be_woken_does_not_make_others_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each turn read the pages of all polls of the topic, whatever it was that had changed."""
+    """Each turn read the pages of all polls of the topic, whatever had changed."""
     rig = Rig(ROOMY)
     rig.ask(wire.WRITE, body=write(1))
     rig.receive(wire.DIFF, body={"from_seq": 1, "wait_ms": 30_000}, peer=b"closed")

@@ -1,6 +1,6 @@
-"""Goal: what a shard reports is what happened, and no label is made of what clients send.
+"""Goal: a shard's metrics are correct, and no label contains client input.
 
-Method: a shard without processes is asked this and that, and its report is looked at, also as text.
+Method: a shard without processes gets various requests, and its report is checked, also as text.
 """
 
 from __future__ import annotations
@@ -101,14 +101,14 @@ def test_live_delivery_is_timed() -> None:
     rig = Rig()
     rig.ask(wire.WRITE, body=write(1))
     rig.ask(wire.FOLLOW, body=encode(Follow(FeedOptions())))
-    assert sum(deliveries(rig).buckets) == 0  # what was there before is no live record
+    assert sum(deliveries(rig).buckets) == 0  # what was there before is not a live record
     rig.replies.clear()  # more comes under the same number
     rig.ask(wire.WRITE, body=write(2))
     assert sum(deliveries(rig).buckets) == 1
 
 
 def test_large_pages_are_counted_like_small_ones() -> None:
-    """Their columns are numpy's, whose numbers no message takes."""
+    """Their columns are numpy arrays, whose numbers cannot be encoded in messages."""
     rig = Rig()
     rig.ask(wire.PUT_TOPIC, body={"durability": "fsync"})
     rig.ask(wire.FOLLOW, body=encode(Follow(FeedOptions(limit=1000))))
@@ -116,7 +116,7 @@ def test_large_pages_are_counted_like_small_ones() -> None:
     rig.replies.clear()
     rig.receive(wire.WRITE, body={"records": [{"data": i, "tag": "ab"[i % 2]} for i in range(800)]})
     rig.turn()
-    rig.clock.advance(40)  # so long takes the sync
+    rig.clock.advance(40)  # the duration of the sync
     rig.rest()
     rig.ask(wire.CLAIM, body={"node": "w", "max": 100}, args=CONSUMER)
     found = report(rig)
@@ -170,7 +170,7 @@ def test_consumers_with_rows_are_so_many() -> None:
     assert len(found.consumer_rows) == CONSUMER_ROWS_MAX
     text = as_text(Totals([found], 1, 0, 0)).decode()
     assert "\ntopics_consumer_metrics_truncated 1\n" in text
-    # What a key may not know of is not told.
+    # Topics that a key may not see are not shown.
     hidden = as_text(Totals([found], 1, 0, 0, covers=lambda name: name == "t0")).decode()
     assert set(re.findall(r'consumer_lag_records{topic="(\w+)"', hidden)) == {"t0"}
 
@@ -192,6 +192,6 @@ def test_histograms_add_up_over_shards() -> None:
 
 
 def test_every_operation_of_a_client_has_a_name() -> None:
-    """All that is no talk between processes; what the catalog does for routers has no shard of its own to be timed at."""
+    """Except messages between processes; what the catalog does for routers has no shard of its own to be timed at."""
     named = {op for ops in OPERATIONS.values() for op in ops}
     assert named == {op for op in range(1, wire.READY) if op not in (4, 26)}

@@ -1,7 +1,7 @@
-"""Goal: PosixDisk and SimDisk keep the same contract, so that what holds in simulation holds on files.
+"""Goal: PosixDisk and SimDisk keep the same contract, so that results of the simulation are valid for files.
 
-Method: every test runs over both. Examples pin each method and its edges; then
-seeded random walks run the same calls on both and compare results and errnos.
+Method: every test runs over both. Examples pin each method and its edge cases; then seeded random runs make the same
+calls on both and compare results and errnos.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ def test_posix_loops_over_short_writes_and_reads(tmp_path: Path, monkeypatch: py
 
 # ---- both at once
 
-# Repeated names are those worth drawing more often.
+# Repeated names are drawn more often.
 CALLS = [
     "open",
     "open",

@@ -1,6 +1,7 @@
-"""Goal: a shard feels what weighs on it, takes its measures, refuses only writes that found it full, and says all of it.
+"""Goal: a shard measures its pressure, takes its measures, refuses only writes that found it full, and reports all of
+it.
 
-Method: a shard behind the wire on a simulated clock, with messages that were long on their way.
+Method: a shard behind the wire on a simulated clock, with messages that were delayed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def write(rig: FeedRig, late_ms: int = 0, **members: Any) -> ShardAnswer:
 
 
 def press(rig: FeedRig, late_ms: int = 5_000, samples: int = 20) -> None:
-    """Requests that waited so long, until the shard believes it."""
+    """Requests that waited this long, until the shard reports pressure."""
     for _ in range(samples):
         rig.clock.advance(SAMPLE_MS)
         rig.receive(wire.GET_TOPIC, "t", received_us=rig.now_us() - late_ms * 1000)
@@ -131,7 +132,7 @@ def test_what_a_front_says_counts_until_it_says_otherwise_or_is_gone(rig: FeedRi
     for _ in range(30):
         rig.clock.advance(SAMPLE_MS)
         rig.rest()
-    assert rig.core.pressure.value == 0, "it has not said so for long"
+    assert rig.core.pressure.value == 0, "it has not reported it for long"
 
 
 def test_a_sync_that_takes_long_is_pressure(rig: FeedRig) -> None:
@@ -169,7 +170,7 @@ class Front:
         )
 
     def told(self) -> list[int]:
-        """What the shards have heard, each in its turn."""
+        """What the shards have been told, each in its turn."""
         found = []
         for _, (message,) in self.core.take_messages():
             for request in wire.read_requests(bytes(message)):
@@ -187,13 +188,13 @@ def test_a_front_that_is_late_tells_every_shard() -> None:
     assert front.pressure.value == pytest.approx(0.8, abs=0.01)
     told = front.told()
     half = len(told) // 2
-    assert told[:half] == told[half:], "one shard heard what the other did"
+    assert told[:half] == told[half:], "both shards were told the same"
     assert told[-1] > 700
     front.pressure.sample(25.0)
     assert front.told() == [], "nothing has changed"
     front.now_us += RESEND_US
     front.pressure.sample(25.0)
-    assert len(front.told()) == 2, "said again while it lasts"
+    assert len(front.told()) == 2, "repeated while it lasts"
     for _ in range(40):
         front.pressure.sample(0.0)
     assert front.told()[-1] == 0

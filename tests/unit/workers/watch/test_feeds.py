@@ -1,6 +1,7 @@
-"""Goal: a shard feeds each front every record once and in order, no faster than the front takes it, and no more than is safe.
+"""Goal: a shard feeds each front every record once and in order, no faster than the front reads, and no more than is
+safe.
 
-Method: one shard on a simulated disk and clock; fronts are made up of the messages that they would send.
+Method: one shard on a simulated disk and clock; the test sends the messages of fronts.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def test_a_read_that_was_asked_for_in_vain_does_not_stay_in_the_engine() -> None
     assert not rig.core.engine.shard.state.published["t"].waiters
 
 
-# ---- what pages say
+# ---- contents of pages
 
 
 def test_filtered_records_move_the_feed() -> None:
@@ -215,7 +216,7 @@ def test_a_front_that_is_behind_hears_that_a_topic_was_made_again() -> None:
     rig.write()
     rig.fed(key)
     page = rig.pages(key)[-1]
-    if page.status == 200:  # else it is told that the old one is gone, which says as much
+    if page.status == 200:  # otherwise it gets the message that the old one is gone, which is equivalent
         assert page.tombstone is not None and page.tombstone.reason == "recreated"
         assert page.seqs == [1]
 
@@ -240,7 +241,7 @@ def test_a_page_is_rendered_once_for_two_fronts(monkeypatch: pytest.MonkeyPatch)
     assert again is not None and b'"$seq":2' not in bytes(again.body)
 
 
-# ---- a front that takes nothing
+# ---- a front that does not read
 
 
 def test_a_front_that_takes_nothing_is_not_read_for_until_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +322,7 @@ def test_strong_that_comes_while_something_is_not_synced() -> None:
     read = rig.ask(wire.WATCH_READ, "t", encode(WatchRead(STRONG, 0)))
     assert read is not None
     assert seqs(rig.pages((b"front", read.id))) == [1, 2, 3, 4]
-    # What was there before is for those who read; the feed goes on from where all of that is synced.
+    # Earlier records are for reads; the feed continues from where all of that is synced.
     assert [(page.span, page.seqs) for page in rig.pages(key)[1:]] == [((4, 4), [])]
     rig.write()
     rig.fed(key)
@@ -355,7 +356,7 @@ def test_strong_on_an_ephemeral_topic_waits_for_nothing() -> None:
 
 
 def test_after_a_restart_strong_waits_for_no_sync_that_nobody_needs() -> None:
-    """All that was recovered is synced. A change that leaves nothing in the log must not make it look otherwise."""
+    """Everything recovered is synced. A change that leaves nothing in the log must not make it look otherwise."""
     before = rig_with(2, durability="fsync")
     before.disk.kill()
     rig = FeedRig(incarnation=2, clock=before.clock, disk=before.disk)

@@ -1,6 +1,6 @@
-"""Goal: of a group's records each goes to one member, in order, and none is dealt again that may have been seen.
+"""Goal: each record of a group goes to one member, in order, and none is delivered again that a member may have seen.
 
-Method: one shard on a simulated disk and clock; fronts are made up of the messages that they would send.
+Method: one shard on a simulated disk and clock; the test sends the messages of fronts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cursors(rig: FeedRig) -> dict[str, int]:
     return {group.name: group.cursor for group in rig.core.watch.feeds._groups.values()}
 
 
-# ---- dealing
+# ---- assignment
 
 
 def test_a_new_group_begins_where_its_first_member_says() -> None:
@@ -194,7 +194,7 @@ def test_what_was_on_its_way_to_a_dead_front_is_nobody_s() -> None:
 
 
 def test_any_order_of_joining_leaving_and_feeding_deals_every_record_once() -> None:
-    """What is passed on is passed on once, and what is lost was in nobody's hands but a leaver's."""
+    """What is passed on is passed on once, and what is lost was assigned to a member that left."""
     for seed in length.seeds(short=6, long=100):
         rig = rig_with()
         members: list[Key] = []
@@ -232,7 +232,7 @@ def test_any_order_of_joining_leaving_and_feeding_deals_every_record_once() -> N
         assert set(range(1, cursor + 1)) == set(passed) | set(held) | {s for s in left if s <= cursor}, seed
 
 
-# ---- topics that go
+# ---- dropped topics
 
 
 def test_a_dropped_topic_takes_its_groups_along() -> None:
@@ -290,7 +290,7 @@ def test_a_group_outlives_a_read_that_fails(monkeypatch: pytest.MonkeyPatch) -> 
         patch.setattr(rig.core.engine.reader, "diff", fails)
         rig.fed(keys[0])
     assert [rig.pages(key)[-1].status for key in keys] == [500, 500]
-    assert cursors(rig) == {"g": 4}  # what is on its way will be written before they hear of it
+    assert cursors(rig) == {"g": 4}  # what is in flight will be written before they learn of it
     again = join(rig, from_seq=0)
     assert given(rig, again) == [[5, 6, 7, 8]]
 
@@ -326,7 +326,7 @@ def test_after_a_restart_nothing_is_dealt_before_all_had_the_time_to_speak() -> 
     rig.fed(key)
     rig.advance(SAVE_MS)
     rig.is_syncing = False
-    rig.write(6)  # dealt, and never saved
+    rig.write(6)  # assigned, and never saved
     rig.disk.sync_all()
     rig.disk.kill()
     rig = FeedRig(rig.config, incarnation=2, clock=rig.clock, disk=rig.disk)

@@ -1,6 +1,6 @@
-"""Goal: a shard pushes jobs to each stream up to what it may hold, and takes back at once what a lost stream held.
+"""Goal: a shard pushes jobs to each stream up to its limit, and releases at once what a lost stream held.
 
-Method: one shard on a simulated disk and clock; fronts are made up of the messages that they would send.
+Method: one shard on a simulated disk and clock; the test sends the messages of fronts.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_leases_of_the_node_elsewhere_do_not_count(rig: JobRig) -> None:
 
 @pytest.mark.parametrize("how", ["nack", "delete", "expiry"])
 def test_whatever_ends_a_lease_makes_room(rig: JobRig, how: str) -> None:
-    """Nothing else happens at the shard, so that nothing else can have woken the stream."""
+    """Nothing else happens at the shard, so nothing else can have woken the stream."""
     rig.write(1, "q")
     key = rig.work(lease_ms=1000)
     rig.worked(key)
@@ -266,7 +266,7 @@ def test_a_claim_ends_with_its_stream_also_when_reads_are_held_back(rig: JobRig)
         rig.receive(wire.DIFF, "q", {}, peer=OTHER)
     rig.tell(wire.CLOSE_JOBS, key)
     rig.turn()
-    assert rig.claim() == {1: 1}, "nothing was handed out to a client that had left"
+    assert rig.claim() == {1: 1}, "no job was delivered to a client that had left"
 
 
 def test_nothing_is_claimed_for_a_front_that_takes_nothing(rig: JobRig) -> None:

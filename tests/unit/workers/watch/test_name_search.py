@@ -1,4 +1,4 @@
-"""Searches of topic names by pattern: what they find, and how much work a step does."""
+"""Searches of topic names by pattern: their results, and the work of each step."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Goal: a shard tells of new topics to whoever looks out for them, and keeps sessions through take-overs, deaths and bad disks.
+"""Goal: a shard announces new topics to the fronts that watch for them, and keeps sessions through take-overs, deaths
+and disk errors.
 
-Method: one shard on a simulated disk and clock; fronts are made up of the messages that they would send.
+Method: one shard on a simulated disk and clock; the test sends the messages of fronts.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def look_out(rig: FeedRig, pattern: str, prefixes: list[str] | None = None, peer
 
 
 def found(rig: FeedRig, key: Key) -> tuple[list[str], list[str]]:
-    """Names that were there, and those that came."""
+    """Names that existed, and those that were added."""
     first, *later = rig.heard[key]
     assert all(reply.kind == wire.NEW_TOPIC for reply in later)
     return msgspec.msgpack.decode(first.body), [bytes(reply.body).decode() for reply in later]

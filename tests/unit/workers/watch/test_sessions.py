@@ -1,7 +1,7 @@
 """The table of watch sessions.
 
-Goal: a session belongs to one stream and one key, goes on where its client says, goes when nobody wants it, and takes
-bounded memory. Method: single stories; random ones are in test_sessions_stories.py.
+Goal: a session belongs to one stream and one key, continues where its client says, is removed when it is not used,
+and takes bounded memory. Method: single cases; random ones are in test_sessions_random.py.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def status(error: TopicsError) -> int:
     return STATUS[error.code]
 
 
-# ---- how many
+# ---- number of sessions
 
 
 def long_patterns(n: int) -> SessionSpec:
@@ -123,7 +123,7 @@ def long_patterns(n: int) -> SessionSpec:
 def filled(
     sessions: Sessions, key: bytes, spec: Callable[[int], SessionSpec]
 ) -> tuple[int, dict[str, object]]:
-    """How many sessions a key can make, and what the refusal of the next says."""
+    """How many sessions a key can create, and the error of the next."""
     for n in itertools.count():
         try:
             sessions.create(CreateSession(f"{key.hex()}-{n}", key, spec(n), {}), T0)
@@ -146,7 +146,7 @@ def test_sessions_are_bounded_in_bytes_for_a_key_and_for_all() -> None:
     assert filled(again, b"", long_patterns)[1] == {"limit": "watch_session_bytes", "max": BYTES_MAX}
     again.sweep(T0 + SESSION_TTL_MS)
     assert filled(again, b"", long_patterns)[0] > 3 * counts[0], (
-        "bytes of sessions that are gone are free again"
+        "the bytes of removed sessions are free again"
     )
 
 
@@ -235,7 +235,7 @@ def test_what_can_be_undone_is_bounded() -> None:
     assert len(session.undo) == UNDO_CURSORS_MAX // 101
     kept = 499 - len(session.undo)
     assert session.cursors_at(kept + 1)["t.7"] == kept + 1
-    assert session.cursors_at(1)["t.7"] == kept, "the oldest that is known has to do"
+    assert session.cursors_at(1)["t.7"] == kept, "the oldest known position is used"
     (row,) = stored(sessions)
     assert len(row.undo) == 2
     assert len(msgspec.msgpack.encode(row)) < 12_000
@@ -305,7 +305,7 @@ def test_a_newer_stream_takes_over_when_the_older_has_saved() -> None:
     opened(sessions, 7)
     ask = OpenSession("w", b"", 8)
     assert sessions.open(OTHER, ask, T0) == StreamOwner(FRONT, 7)
-    assert saved(sessions, 1, {"a": 5}, stream=7), "it goes on until it is told to end"
+    assert saved(sessions, 1, {"a": 5}, stream=7), "it continues until it is told to end"
     assert saved(sessions, 2, {"a": 6}, stream=7, closes=True)
     assert sessions.open(OTHER, ask, T0) == OpenedSession(PLAIN, {"a": 6}, 2)
     assert not saved(sessions, 3, {"a": 1}, stream=7)
@@ -366,7 +366,7 @@ def test_when_its_front_died_an_id_may_also_move_a_session_forward() -> None:
     sessions.front_gone(FRONT, T0)
     assert opened(sessions, 2, made({"a": 8, "b": 1})).cursors == {"a": 8, "b": 1}
     assert saved(sessions, FIRST_ERA + 1, {}, stream=2, closes=True)
-    assert opened(sessions, 3, made({"a": 99, "b": 0})).cursors == {"a": 8, "b": 0}, "they are known again"
+    assert opened(sessions, 3, made({"a": 99, "b": 0})).cursors == {"a": 8, "b": 0}, "they are usable again"
 
 
 @fault(
@@ -405,7 +405,7 @@ def test_a_stream_loses_its_session_when_a_newer_one_comes_first() -> None:
     assert not saved(sessions, 1, {"a": 7}, stream=4)
 
 
-# ---- ids that build on saves
+# ---- ids that refer to saves
 
 
 def large(n: int = 100) -> dict[str, int]:
@@ -420,9 +420,9 @@ def test_an_id_that_builds_on_an_earlier_save_sets_back_to_it() -> None:
     saved(sessions, 3, {"t.1": 13}, closes=True)
     answer = opened(sessions, 2, made({"t.4": 10, "t.2": 12}, 1))
     assert answer.cursors == {**large(), "t.1": 11, "t.2": 12}
-    assert answer.save == FIRST_ERA, "ids of the new stream build on where it began"
+    assert answer.save == FIRST_ERA, "ids of the new stream refer to where it began"
     assert opened(sessions, 2, made({}, answer.save)).cursors == answer.cursors
-    assert opened(sessions, 2, made({}, 3)).cursors == answer.cursors, "it only sets back"
+    assert opened(sessions, 2, made({}, 3)).cursors == answer.cursors, "an id only sets back"
     assert opened(sessions, 2, made({}, 0)).cursors == large()
 
 
@@ -498,11 +498,13 @@ def test_the_file_has_what_changed_and_what_did_not() -> None:
     assert [row.wid for row in stored(sessions)] == ["w"]
 
 
-# ---- found by simulated watchers
+# ---- found by the simulation
 
 
 def test_a_client_that_has_not_heard_of_a_new_topic_of_that_name_hears_of_it() -> None:
-    """A stream had begun anew in it, and its client left before it knew: it went on in the midst of the new topic."""
+    """A stream had started again in it, and its client left before it knew: it continued in the middle of the new
+    topic.
+    """
     sessions = make({"a": 43})
     opened(sessions)
     saved(sessions, 1, {"a": 8}, closes=True)
@@ -561,7 +563,7 @@ def test_a_client_that_has_not_heard_of_a_new_epoch_is_told_again() -> None:
     sessions.create(CreateSession("w", b"", PLAIN, {"a": 10}, {"a": "1.0"}), T0)
     opened(sessions, 1, made({"a": 10}))
     changed(sessions, 1, 4, EpochChange("2.0", "1.0", 10, 10))
-    for _ in range(2):  # whatever became of what it was told
+    for _ in range(2):  # whatever happened to the message
         found = opened(sessions, 1, made({"a": 10}))
         assert (found.cursors, found.epochs) == ({"a": 10}, {"a": "1.0"})
         changed(sessions, found.save + 1, 12, EpochChange("2.0", "1.0", 10, 10))

@@ -1,6 +1,7 @@
-"""Goal: what is done to named consumers: pauses, resets, an end by idleness, replays; and what acks do to records.
+"""Goal: administration of named consumers: pauses, resets, the end of idle ones, replays; and what acks do to
+records.
 
-Method: an engine on a SimDisk whose clock moves only when a test says so; what must last is asked again after a crash.
+Method: an engine on a SimDisk whose clock moves only when a test says so; lasting state is read again after a crash.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ End = Callable[[LeaseHarness], None]
 
 
 def power_cut(h: LeaseHarness) -> None:
-    h.sync()  # what was handed out is written at once and synced soon
+    h.sync()  # deliveries are written at once and synced soon
     h.power_cut()
     h.open()
 
@@ -55,7 +56,7 @@ def test_a_paused_consumer_hands_out_nothing() -> None:
     state = h.consumer_state(h.do(k.PauseConsumer("q", "c", True)))
     assert state.paused
     assert fetched(h) == []
-    assert h.ack(1, consumer="c").count == 1, "what was handed out can be settled"
+    assert h.ack(1, consumer="c").count == 1, "delivered records can be settled"
     h.pass_time(3_600_000)
     assert fetched(h) == []
     state = h.consumer_state(h.do(k.PauseConsumer("q", "c", False)))
@@ -130,7 +131,7 @@ def test_reset(
         assert h.look() == before
         assert h.ack(2, consumer="c").count == 1
         return
-    assert h.ack(2, consumer="c").skipped == [2], "what was handed out is forgotten"
+    assert h.ack(2, consumer="c").skipped == [2], "deliveries are forgotten"
     claimed = h.claim(9, consumer="c")
     assert claimed.page.seqs == then
     assert set(claimed.deliveries) <= {1}
@@ -185,7 +186,7 @@ def test_a_reset_lasts(end: End) -> None:
     assert fetched(h) == [4, 5]
 
 
-# ---- an end by idleness
+# ---- the end of idle consumers
 
 
 def test_an_idle_consumer_goes() -> None:
@@ -311,7 +312,7 @@ def test_a_tombstone_wakes_a_waiting_fetch_and_survives_a_crash_before_it_was_to
     assert (claimed.tombstone.gap_from, claimed.tombstone.gap_to) == (1, 3)
 
 
-# ---- what lasts
+# ---- lasting state
 
 
 @every_end
@@ -382,7 +383,7 @@ def test_interest_drops_what_every_consumer_has_acked() -> None:
     assert h.seqs("q") == [1, 4]
     h.ack(1, consumer="d")
     assert h.seqs("q") == [4]
-    assert h.gaps("q") == [], "on purpose, so nobody is told"
+    assert h.gaps("q") == [], "on purpose, so there is no tombstone"
     assert (h.look("c").ack_floor, h.look("d").ack_floor) == (3, 3)
 
 
@@ -419,7 +420,7 @@ EU, US, TEA = (("Subject", "eu.>"),), (("Glob", "us.*"),), (("Subject", "*.tea")
 
 
 def overlap_in(h: LeaseHarness, command: c.Command) -> str:
-    """With which consumer what is asked for would overlap."""
+    """The consumer with which the requested one would overlap."""
     return str(h.refused(command, ConsumerOverlap).detail["consumer"])
 
 
@@ -432,11 +433,11 @@ def test_consumers_of_a_work_queue_do_not_overlap() -> None:
     assert "'eu' and 'tea'" in str(error)
     assert overlap_in(h, k.PutConsumer("q", "all", consumer())) == "eu"
     h.refused(k.GetConsumer("q", "tea"), ConsumerNotFound)
-    assert not h.make("us", filter=US, max_deliver=2).created, "its own records are no overlap"
+    assert not h.make("us", filter=US, max_deliver=2).created, "its own records are not an overlap"
     assert overlap_in(h, k.PutConsumer("q", "us", consumer(filter=EU))) == "eu"
-    assert h.look("us").config == consumer(filter=US, max_deliver=2), "what was refused changed nothing"
+    assert h.look("us").config == consumer(filter=US, max_deliver=2), "a refused change must have no effect"
     h.do(k.PauseConsumer("q", "eu", True))
-    assert overlap_in(h, k.PutConsumer("q", "tea", consumer(filter=TEA))) == "eu", "it will go on"
+    assert overlap_in(h, k.PutConsumer("q", "tea", consumer(filter=TEA))) == "eu", "it will continue"
     h.do(k.DropConsumer("q", "eu"))
     assert overlap_in(h, k.PutConsumer("q", "tea", consumer(filter=TEA))) == "us"
     h.do(k.DropConsumer("q", "us"))
@@ -444,7 +445,7 @@ def test_consumers_of_a_work_queue_do_not_overlap() -> None:
 
 
 def test_overlaps_are_found_in_what_is_staged() -> None:
-    """Two requests of one turn, and a refusal that does not leave before what it tells of is safe."""
+    """Two requests of one turn, and a refusal that is not sent before the state that it depends on is synced."""
     h = LeaseHarness(log(retention="work_queue"))
     first, second = h.ask(*(k.PutConsumer("q", name, consumer()) for name in ("a", "b")))
     assert first not in h.replies and second not in h.replies
@@ -482,9 +483,7 @@ def test_overlaps_of_before_load_and_go_on(end: End, monkeypatch: pytest.MonkeyP
     h = LeaseHarness(log(retention="work_queue"), jobs=2)
     assert h.engine.report.overlaps == []
     with monkeypatch.context() as before:
-        before.setattr(
-            Consumers, "_check_overlap", lambda *_: iter(())
-        )  # as files of an earlier version have it
+        before.setattr(Consumers, "_check_overlap", lambda *_: iter(()))  # as in files of an earlier version
         h.make("a")
         h.make("b")
     end(h)

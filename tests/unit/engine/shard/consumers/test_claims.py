@@ -1,6 +1,6 @@
-"""Goal: claims that are answered later: dealt evenly within a window, parked until there is work, or standing.
+"""Goal: claims that are answered later: shared evenly within a window, waiting until there is work, or standing.
 
-Method: an engine whose clock moves only when a test says so; a claim that must wait is seen to have no answer yet.
+Method: an engine whose clock moves only when a test says so; a claim that must wait has no answer yet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics.engine.commands import consumers as k
 from topics.engine.commands import topics as c
 
 JITTER_MS = 50
-LATE_MS = 1  # a claim that waits may hear of what time did so much later
+LATE_MS = 1  # how much later a waiting claim may notice that time has passed
 
 
 def coalescing(jobs: int, **fields: object) -> LeaseHarness:
@@ -23,7 +23,7 @@ def coalescing(jobs: int, **fields: object) -> LeaseHarness:
 
 
 def dealt(h: LeaseHarness, *maxima: int) -> list[list[int]]:
-    """What claimers with these `max` get in one window."""
+    """What claims with these `max` get in one window."""
     tokens = [h.parked(max, node=b"w%d" % i) for i, max in enumerate(maxima)]
     h.pass_time(JITTER_MS)
     answers = [h.answer(token) for token in tokens]
@@ -65,7 +65,7 @@ def test_jobs_are_dealt_one_by_one(jobs: int, maxima: list[int], sizes: list[int
     dealt_in_turns = [
         seq for _ in range(max(sizes)) for hand in hands if (seq := next(hand, None)) is not None
     ]
-    assert dealt_in_turns == sorted(dealt_in_turns), "one per claimer per turn, in the order of hand-out"
+    assert dealt_in_turns == sorted(dealt_in_turns), "one per claim per turn, in the order of delivery"
 
 
 def test_the_window_begins_with_its_first_claim() -> None:
@@ -143,7 +143,7 @@ def test_a_claim_waits_for_work() -> None:
     answer = h.answer(token)
     assert answer is not None
     assert answer.page.seqs == [1, 2]
-    assert answer.deadlines == [h.now() + LEASE_MS] * 2, "from when it was handed out"
+    assert answer.deadlines == [h.now() + LEASE_MS] * 2, "from when it was delivered"
     assert h.counts() == (0, 2, 0)
 
 
@@ -300,7 +300,7 @@ def test_a_consumer_parks_so_many_claims_and_no_more() -> None:
     (token,) = h.ask(h.claim_of(consumer="c", wait_ms=10_000))
     h.rest()
     assert isinstance(h.replies[token], Throttled)
-    assert h.got(consumer="c") == [], "one that does not wait is answered"
+    assert h.got(consumer="c") == [], "a claim that does not wait is answered"
     h.produce(1)
     assert h.look().waiting == 1
     h.pass_time(10_000)

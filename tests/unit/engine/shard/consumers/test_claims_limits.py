@@ -1,4 +1,4 @@
-"""Goal: named consumers hand out no more than they may, no more often than they may, and know how far behind they are.
+"""Goal: named consumers deliver no more records, and each no more often, than configured, and report their lag.
 
 Method: an engine on a SimDisk with one topic, whose clock moves only when a test says so.
 """
@@ -16,7 +16,7 @@ A, B = b"a", b"b"
 
 
 def with_consumer(records: int = 0, topic: dict[str, Any] | None = None, **fields: Any) -> LeaseHarness:
-    """A log with so many records, and the consumer `c`, which was made after them."""
+    """A log with this many records, and the consumer `c`, which was created after them."""
     h = LeaseHarness(log(**(topic or {})), jobs=records)
     h.make(**fields)
     return h
@@ -34,7 +34,7 @@ def tagged(h: LeaseHarness, tags: Sequence[str | None]) -> None:
     )
 
 
-# ---- how long, how often, how many
+# ---- times, deliveries, records in flight
 
 
 def test_backoff_is_the_lease_of_each_delivery() -> None:
@@ -120,7 +120,7 @@ def test_max_ack_pending_bounds_what_is_not_settled() -> None:
     assert not h.look().stalled
     assert fetched(h) == [4]
     h.pass_time(LEASE_MS + 1)
-    assert fetched(h) == [1, 3, 4], "what comes again was counted already"
+    assert fetched(h) == [1, 3, 4], "redeliveries were counted already"
     assert h.look().stalled
 
 
@@ -138,7 +138,7 @@ def test_an_ack_wakes_a_fetch_that_waited_for_room() -> None:
     assert h.answer(token).page.seqs == [3]
 
 
-# ---- how far behind
+# ---- lag
 
 
 def test_lag_is_exact_after_deletes() -> None:
@@ -199,6 +199,6 @@ def test_last_activity() -> None:
     h = with_consumer(1)
     made = h.look().last_activity_ts
     h.pass_time(300)
-    assert h.look().last_activity_ts == made, "looking is not activity"
+    assert h.look().last_activity_ts == made, "reading its state is not activity"
     fetched(h)
     assert h.look().last_activity_ts == made + 300

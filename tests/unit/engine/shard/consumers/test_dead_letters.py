@@ -1,7 +1,7 @@
-"""Goal: a job that had its last delivery goes to its dead letter topic, once, whole, and over every crash.
+"""Goal: a job that had its last delivery is moved to its dead letter topic, once, complete, and over every crash.
 
-Method: one engine is both ends; letters are carried by hand, so that a test can stop between any two steps. What a server
-does between two shards is tested with it.
+Method: one engine is both ends; the test carries dead letters, so it can stop between any two steps. What a server
+does between two shards is tested separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def dying(jobs: int = 1, **fields: object) -> LeaseHarness:
 
 
 def exhaust(h: LeaseHarness, count: int = 1) -> None:
-    """Every job has had its delivery, and somebody asks for another one."""
+    """Every job has had its delivery, and a client asks for another one."""
     assert len(h.got(count)) == count
     h.pass_time(LEASE_MS + 1)
     assert h.got(count) == []
@@ -292,7 +292,7 @@ def test_no_crash_loses_or_doubles_a_letter(end: str, after: str) -> None:
     else:
         h.kill_and_open()
     h.pass_time(LEASE_MS + 1)
-    assert h.got(9) == [], "its deliveries are over"
+    assert h.got(9) == [], "it has had its deliveries"
     h.sync()
     h.ship()
     assert h.seqs("q") == []
@@ -317,7 +317,7 @@ def test_dead_letters_of_a_topic_that_goes_do_not_hold_up_others() -> None:
     letters = h.letters()
     h.do(c.DropTopic("q"))
     assert not h.engine.shard.dead_letters.due
-    h.deliver(letters)  # it was on its way
+    h.deliver(letters)  # it was being moved
     reply = h.send(k.SettleDeadLetters("q", letters[-1].source_id, letters[-1].number, True))
     assert reply is not None
 

@@ -1,7 +1,8 @@
-"""Goal: leases of a queue as the semantics say (section 10), promise by promise: who gets what, for how long, how often.
+"""Goal: leases of a queue as specified (semantics, section 10), promise by promise: who gets what, for how long, how
+often.
 
-Method: one engine on a SimDisk, whose clock moves only when a test says so. What settles them, restarts, dead letters and
-claims that wait have files of their own.
+Method: one engine on a SimDisk, whose clock moves only when a test says so. Settles, restarts, dead letters and
+waiting claims have files of their own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def refused_on(h: LeaseHarness, topic: str, error: type[Exception], node: bytes 
         h.refused(k.Settle(topic, kind, A, [1], lease_ms=100), error)
 
 
-# ---- who may ask
+# ---- allowed requests
 
 
 def test_absent_topics_are_not_made() -> None:
@@ -135,7 +136,7 @@ def test_jobs_in_sealed_segments() -> None:
     assert h.seqs("q") == list(range(10, 31))
 
 
-# ---- order of hand-out
+# ---- order of deliveries
 
 
 def test_reclaimed_jobs_come_first_and_the_lowest_of_them_before_others() -> None:
@@ -277,7 +278,7 @@ def test_a_connection_does_not_give_back_what_is_anothers_by_now() -> None:
     assert h.ack(1, node=B).count == 1
 
 
-# ---- jobs that go in other ways
+# ---- other ends of jobs
 
 
 @pytest.mark.parametrize("when", ["ready", "leased", "delayed"])

@@ -1,6 +1,6 @@
-"""Goal: what a restart, a crash or a power cut does to leases: nothing to acks; to leases what `leases_durable` says.
+"""Goal: effects of a restart, a crash or a power cut: none on acks; on leases as `leases_durable` says.
 
-Method: an engine on a SimDisk; each story ends the engine in one of the ways, with and without a checkpoint before.
+Method: an engine on a SimDisk; each case ends the engine in one of the ways, with and without a checkpoint before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topics.engine.commands import topics as c
 
 
 def power_cut(h: LeaseHarness) -> None:
-    h.sync()  # a lease is written at once and synced soon: what a power cut takes of it is handed out again
+    h.sync()  # a lease is written at once and synced soon: those that a power cut loses are delivered again
     h.power_cut()
     h.open()
 
@@ -72,7 +72,7 @@ def test_leases_that_are_not_durable_vanish_with_their_counts(end: End) -> None:
     assert h.ack(1, lease_ids=leases[:1]).skipped == [1]
     claimed = h.claim(9)
     assert (claimed.page.seqs, claimed.deliveries) == ([1, 2, 3, 4], [1, 1, 1, 1])
-    assert not set(claimed.lease_ids) & set(leases), "an old fence must not fit a new lease"
+    assert not set(claimed.lease_ids) & set(leases), "an old lease id must not match a new lease"
 
 
 @every_end
@@ -255,7 +255,7 @@ def test_a_failed_sync_of_an_ack_is_told_and_refuses_what_follows() -> None:
         k.Settle("q", "ack", b"w", [2]),
         k.Settle("q", "nack", b"w", [2]),
     ):
-        assert h.send(command).code == "internal", "the shard is latched"
+        assert h.send(command).code == "internal", "the shard is read-only"
     assert h.diff("q").seqs, "reads go on"
     h.kill_and_open()
     assert h.seqs("q") in ([1, 2], [2])

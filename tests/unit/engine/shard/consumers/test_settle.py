@@ -1,4 +1,4 @@
-"""Goal: ack, nack and extend of a queue as the semantics say (section 10), fences and duplicates included.
+"""Goal: ack, nack and extend of a queue as specified (semantics, section 10), including lease ids and duplicates.
 
 Method: one engine on a SimDisk, whose clock moves only when a test says so.
 """
@@ -25,7 +25,7 @@ def test_an_acked_job_is_gone(durability: str) -> None:
     assert (settled.count, settled.skipped, settled.ready, settled.in_flight) == (1, [], 1, 1)
     assert h.seqs("q") == [2, 3]
     assert (h.state("q").earliest_seq, h.state("q").count) == (2, 2)
-    assert h.gaps("q") == [], "nobody is told of what was done"
+    assert h.gaps("q") == [], "completed jobs leave no tombstone"
     h.pass_time(LEASE_MS + 1)
     assert h.got(9) == [2, 3]
 
@@ -78,7 +78,7 @@ def test_empty_seqs_do_nothing(kind: k.SettleKind) -> None:
     assert (settled.ready, settled.in_flight) == (1, 1)
 
 
-# ---- fencing
+# ---- lease ids
 
 
 @pytest.mark.parametrize("kind", ["ack", "nack", "extend"])

@@ -1,6 +1,6 @@
-"""Goal: on one socket answers come in the order of the commands, in front of what they cause, and nothing waits without a bound.
+"""Goal: on one socket answers come in the order of the commands, before their effects, and every queue is bounded.
 
-Method: the server's end of a WebSocket over shipped fronts and shards; messages between them are in the test's hands.
+Method: the server's end of a WebSocket with shipped fronts and shards; the test carries the messages between them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Goal: the book of forwards finds what is asked for, and every circle, as a plain search over all rules would.
+"""Goal: the index of forwards finds the same rules and cycles as a plain search over all rules.
 
-Method: small cases by hand, and random books against the plain search.
+Method: small cases by hand, and random rules compared with the plain search.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_fan_in() -> None:
     assert book.has_other_source(rule("b", "d", "y"))
     assert not book.has_other_source(rule("a", "d", "y"))
     assert not book.has_other_source(rule("b", "d", "x")), (
-        "that one is pointed elsewhere, which is another refusal"
+        "that one has another dest, which is another refusal"
     )
     assert not book.has_other_source(rule("b", "e", "y"))
     book.put(msgspec.structs.replace(book.find("x") or rule("a", "d"), state="ending"))
@@ -136,7 +136,7 @@ SOURCES = [*TOPICS, "e.>", "e.*", "*", "*.*.g"]
 
 
 def plain_cycle(rules: Iterable[Forward], source: str, dest: str) -> int | None:
-    """How many topics the shortest circle has, first and last counted both."""
+    """The length of the shortest cycle in topics, counting both first and last."""
     known, level, steps = {dest}, {dest}, 2
     while level:
         if any(source_matches(source, topic) for topic in level):

@@ -1,7 +1,8 @@
-"""Watch sessions, their file and event ids together, in random stories.
+"""Watch sessions, their file and event ids together, in random runs.
 
-Goal: whoever reconnects with the last event id that he got misses no record, whatever died meanwhile, and repeats none
-when nothing did. Method: a front, a client that loses the end of each stream, and a worker that restarts from its file.
+Goal: a client that reconnects with the last event id that it received misses no record, whatever died meanwhile, and
+gets none twice when nothing died. Method: a front, a client that loses the end of each stream, and a worker that
+restarts from its file.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from workers.watch.session_file import WatchFile
 from workers.watch.sessions import ERA_MS, Sessions
 
 
-class Story:
+class SessionRun:
     """One session of a pattern, read by one client that gets the frames of each stream up to some point."""
 
     def __init__(self, seed: int) -> None:
@@ -35,19 +36,19 @@ class Story:
         self.disk.make_dir("d")
         self.file = WatchFile(self.disk, "d")
         self.write_file()
-        self.got = dict(start)  # how far the client was with its last event id, or at the beginning
+        self.got = dict(start)  # the client's positions at its last event id, or at the beginning
         self.last_event_id = ""
         self.streams = count(1)
         self.stream = 0
         self.cursors: dict[str, int] = {}
         self.number = 0
         self.moved: dict[str, int] = {}  # since the last save
-        self.frames: list[tuple[str, dict[str, int]]] = []  # on their way to the client
+        self.frames: list[tuple[str, dict[str, int]]] = []  # in flight to the client
         self.repeats = 0
         self.now_ms = T0
 
     def connect(self) -> None:
-        """Take over from nothing, or by force."""
+        """Take over a session without a stream, or by force."""
         self.stream = next(self.streams)
         self.now_ms += ERA_MS
         answer = opened(self.sessions, self.stream, self.last_event_id, now_ms=self.now_ms, force=True)
@@ -55,7 +56,7 @@ class Story:
             self.got = dict(answer.cursors)
         for topic in self.got.keys() | answer.cursors.keys():
             at, got = answer.cursors.get(topic, 0), self.got.get(topic, 0)
-            assert at <= got, f"{topic} goes on after {at}, the client has only {got}"
+            assert at <= got, f"{topic} continues after {at}, but the client has only {got}"
             self.repeats += got - at
         self.cursors, self.number = answer.cursors, answer.save
         self.moved, self.frames = {}, []
@@ -133,7 +134,7 @@ class Story:
                     self.connect()
 
     def stream_stays(self) -> None:
-        """It goes on with the new worker, unless that one's file is from before the stream."""
+        """It continues with the new worker, unless that one's file is from before the stream."""
         self.number += 1
         request = SaveSession("w", self.stream, self.number, self.moved)
         if self.sessions.save(FRONT, request, T0):
@@ -145,23 +146,23 @@ class Story:
 def test_a_client_that_reconnects_with_its_last_id_misses_nothing() -> None:
     for seed in length.seeds(short=100, long=3000):
         try:
-            Story(seed).run()
+            SessionRun(seed).run()
         except AssertionError as error:
-            raise AssertionError(f"story {seed}: {error}") from error
+            raise AssertionError(f"seed {seed}: {error}") from error
 
 
 def test_a_client_that_got_everything_before_a_close_repeats_nothing() -> None:
-    story = Story(3)
-    story.connect()
+    session_run = SessionRun(3)
+    session_run.connect()
     for _ in range(200):
-        story.advance()
-        if story.rng.random() < 0.1:
-            story.save()
-        if story.rng.random() < 0.1:
-            story.last_event_id, story.got = story.frames[-1]
-            story.save(closes=True)
-            story.write_file()
-            if story.rng.random() < 0.5:
-                story.lose_worker()
-            story.connect()
-    assert story.repeats == 0
+        session_run.advance()
+        if session_run.rng.random() < 0.1:
+            session_run.save()
+        if session_run.rng.random() < 0.1:
+            session_run.last_event_id, session_run.got = session_run.frames[-1]
+            session_run.save(closes=True)
+            session_run.write_file()
+            if session_run.rng.random() < 0.5:
+                session_run.lose_worker()
+            session_run.connect()
+    assert session_run.repeats == 0
