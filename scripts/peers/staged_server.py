@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
@@ -20,6 +20,8 @@ from typing import Any
 from peers import stage_marks as points
 from peers.stage_marks import Marks
 from topics.system.process import FrontSpec, WorkerSpec
+
+ASK_ARGUMENTS = 8  # of PendingRequests.ask, the last of which takes the reply
 
 
 def supervise(folder: Path) -> int:
@@ -72,15 +74,15 @@ def wrap_front(marks: Marks) -> None:
         received_ns = perf_counter_ns()
         plain_received(self, data)
 
-    def ask(self: PendingRequests, *arguments: Any) -> int:
-        *request, on_reply = arguments
+    def ask(self: PendingRequests, *arguments: Any, **options: Any) -> int:
+        *request, on_reply = arguments[:ASK_ARGUMENTS]
         began_ns = received_ns  # a request is placed within the call that received its bytes
 
         def answered(reply: Any) -> None:
             on_reply(reply)
             put(points.WRITTEN, reply.id, 0, perf_counter_ns())
 
-        number = plain_ask(self, *request, answered)
+        number = plain_ask(self, *request, answered, *arguments[ASK_ARGUMENTS:], **options)
         put(points.PARSING, number, 0, began_ns)
         put(points.PLACED, number, 0, perf_counter_ns())
         return number
@@ -114,9 +116,9 @@ def wrap_loop(marks: Marks) -> None:
 
     def receive(self: ShardCore, *arguments: Any) -> None:
         began_ns = perf_counter_ns()
-        before = len(self._waiting)
+        before = len(self._pending)
         plain_receive(self, *arguments)
-        for (_, request, *_), _ in self._waiting[before:]:
+        for (_, request, *_), _ in self._pending[before:]:
             put(points.RECEIVED, request.id, 0, began_ns)
         put(points.DECODED, 0, 0, perf_counter_ns())
 
@@ -137,15 +139,17 @@ def wrap_loop(marks: Marks) -> None:
 def wrap_engine(marks: Marks) -> None:
     from topics.engine.commands.topics import Appended
     from topics.engine.runtime.engine import Engine, Job, Outcome, Request
-    from topics.engine.shard.shard import Shard
+    from topics.engine.runtime.group_commit import GroupCommit
+    from topics.engine.shard.delivery import Delivery
+    from topics.engine.shard.state import ShardState
     from topics.engine.topic.log import Op
 
     put = marks.put
     syncs = 0
-    plain_turn, plain_finish, plain_write = Engine.turn, Engine.finish, Engine._write_group
-    plain_publish, plain_wake = Shard.publish, Shard.wake_waiters
+    plain_turn, plain_finish, plain_write = Engine.turn, Engine.finish, GroupCommit._write_group
+    plain_publish, plain_deliver = ShardState.publish, Delivery.deliver
 
-    def turn(self: Engine, requests: list[Request]) -> Outcome:
+    def turn(self: Engine, requests: Sequence[Request]) -> Outcome:
         now_ns = perf_counter_ns()
         put(points.TURN, 0, 0, now_ns)
         for token, _ in requests:
@@ -158,24 +162,26 @@ def wrap_engine(marks: Marks) -> None:
         put(points.TURN, 0, syncs if job.kind == "sync" else 0, perf_counter_ns())
         return plain_finish(self, job, error)
 
-    def write_group(self: Engine) -> int:
+    def write_group(self: GroupCommit) -> int:
         put(points.APPENDING, 0, 0, perf_counter_ns())
         lsn = plain_write(self)
         put(points.APPENDED, 0, 0, perf_counter_ns())
         return lsn
 
-    def publish(self: Shard, op: Op) -> None:
+    def publish(self: ShardState, op: Op) -> None:
         plain_publish(self, op)
         if type(op.result) is Appended:
             token: Any = op.token
             put(points.PUBLISHED, token[1].id, op.result.first_seq, perf_counter_ns())
 
-    def wake_waiters(self: Shard) -> None:
-        plain_wake(self)
+    def deliver(self: Delivery) -> None:
+        plain_deliver(self)
         put(points.WOKEN, 0, 0, perf_counter_ns())
 
-    _replace(Engine, turn=turn, finish=finish, _write_group=write_group)
-    _replace(Shard, publish=publish, wake_waiters=wake_waiters)
+    _replace(Engine, turn=turn, finish=finish)
+    _replace(GroupCommit, _write_group=write_group)
+    _replace(ShardState, publish=publish)
+    _replace(Delivery, deliver=deliver)
 
 
 def wrap_syncs(marks: Marks) -> None:

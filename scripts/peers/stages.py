@@ -19,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ if not __package__:
 
 from peers import stage_join, stage_marks  # noqa: E402
 from peers.stage_load import Seen, load  # noqa: E402
+from peers.systems import wait_until  # noqa: E402
 
 TOPIC = "stages"
 WRITERS = 64
@@ -210,6 +210,7 @@ def _server(folder: str, durability: str, *, staged: bool = False) -> Iterator[s
     """Start a server with one front and one shard, and create the topic."""
     os.makedirs(folder, exist_ok=True)
     port_file = Path(folder, "port")
+    port_file.unlink(missing_ok=True)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     environment = {
         **clean,
@@ -224,13 +225,9 @@ def _server(folder: str, durability: str, *, staged: bool = False) -> Iterator[s
     with open(f"{folder}/log", "wb") as log:
         process = subprocess.Popen([sys.executable, "-m", *command], env=environment, stdout=log, stderr=log)
     try:
-        while not port_file.exists():
-            if process.poll() is not None:
-                raise RuntimeError(f"the server ended; see {folder}/log")
-            time.sleep(0.01)
+        wait_until(port_file.exists, process, folder)
         address = port_file.read_text().strip()
-        while _call(address, "GET", "/readyz") != 200:
-            time.sleep(0.05)
+        wait_until(lambda: _call(address, "GET", "/readyz") == 200, process, folder)
         _call(address, "PUT", f"/v0/topics/{TOPIC}", {"durability": durability})
         yield address
     finally:

@@ -6,6 +6,7 @@ Each part starts its own servers. A normal run measures writes and one queue; `-
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -176,3 +177,17 @@ def test_the_machine_and_the_versions_are_kept(run: Any) -> None:
 def test_nothing_is_left_behind(run: Any) -> None:
     folder, _ = run
     assert list((folder / "data").iterdir()) == []
+
+
+def test_what_the_instrumented_server_wraps_is_there() -> None:
+    """The stage budget puts marks around methods of the server by name; in a process of its own, which stays wrapped."""
+    wrap = "from peers.staged_server import *; m = Marks(); wrap_front(m); wrap_loop(m); wrap_engine(m); wrap_syncs(m)"
+    done = subprocess.run(
+        [sys.executable, "-c", wrap],
+        cwd=ROOT / "scripts",
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
