@@ -48,7 +48,13 @@ class EventServer:
 def made(wid: str = "wid_1", **cursors: int) -> Answer:
     """The answer to POST /v0/watch."""
     topics = {name: {"from_seq": seq, "head_seq": seq, "earliest_seq": 1} for name, seq in cursors.items()}
-    body = {"wid": wid, "stream_url": f"/v0/watch/{wid}", "session_ttl_ms": 300000, "topics": topics}
+    body = {
+        "wid": wid,
+        "stream_url": f"/v0/watch/{wid}",
+        "session_ttl_ms": 300000,
+        "topics": topics,
+        "performance": {"server_total_ms": 0.1},
+    }
     return Answer(body=json.dumps(body).encode())
 
 
