@@ -259,7 +259,7 @@ class Campaign:
             name for name in self.failpoints.hits() if name.startswith(f"{what}.") and "make_dir" not in name
         ]
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- final check ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Read everything before and after a clean restart, when no client runs, and check the history."""

@@ -139,7 +139,7 @@ class Client(threading.Thread):
             self._connection.close()
             self._connection = None
 
-    # -- what a client does --------------------------------------------------------------------------------
+    # -- operations of a client ----------------------------------------------------------------------------
 
     def _topic(self) -> str:
         return self._own if self._rng.random() < 0.1 else self._rng.choice(self._workload.topics)
@@ -323,7 +323,7 @@ class Workload:
             alive = sum(client.is_alive() for client in self.clients)
             return self._parked >= alive
 
-    # -- judging -------------------------------------------------------------------------------------------
+    # -- final reads ---------------------------------------------------------------------------------------
 
     def read_everything(self) -> None:
         """Read everything as the last entries of the history. Call it while no client runs."""

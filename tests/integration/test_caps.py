@@ -55,7 +55,7 @@ def kill_worker(server: Server, shard: int) -> None:
 
 
 @pytest.fixture
-def full(start_server: Callable[..., Server]) -> Server:
+def full_server(start_server: Callable[..., Server]) -> Server:
     """A server with ten of ten topics, created by concurrent clients, half by writes and half by PUT."""
     server = start_server(environment=TEN, shards=SHARDS)
 
@@ -94,17 +94,17 @@ def check_exchange(server: Server) -> None:
 
 
 @fault("worker", "workers die and restart while a cap is full", "the cap holds exactly")
-def test_topics_are_capped_exactly_also_after_restarts_and_deaths(full: Server) -> None:
-    check_full(full)
-    check_exchange(full)
-    full.stop()
-    full.start()
-    check_full(full)
-    check_exchange(full)
+def test_topics_are_capped_exactly_also_after_restarts_and_deaths(full_server: Server) -> None:
+    check_full(full_server)
+    check_exchange(full_server)
+    full_server.stop()
+    full_server.start()
+    check_full(full_server)
+    check_exchange(full_server)
     for shard in (0, 1):
-        kill_worker(full, shard)
-        check_full(full)
-        check_exchange(full)
+        kill_worker(full_server, shard)
+        check_full(full_server)
+        check_exchange(full_server)
 
 
 @fault("worker", "a worker dies with unused shares of a cap", "other shards get them")
@@ -118,7 +118,7 @@ def test_a_dead_worker_s_free_slots_are_not_lost(start_server: Callable[..., Ser
     check_full(server)
 
 
-# ---- while the catalog is away
+# ---- without the catalog
 
 
 @fault("worker", "the catalog's worker is down", "granted shares can be used; the cap is never exceeded")

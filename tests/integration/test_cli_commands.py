@@ -727,7 +727,7 @@ def test_moments_are_shown_as_such(cli: Cli, topic: str) -> None:
     assert shown["count"] == "1"
 
 
-# -- words -------------------------------------------------------------------------------------------------
+# -- parsing of values -------------------------------------------------------------------------------------
 
 
 def test_durations_sizes_and_times() -> None:

@@ -178,7 +178,7 @@ def test_a_consumer_may_be_idle_for_a_month(shared_server: Server, topic: str) -
     assert shared_server.children() == before
 
 
-# -- claims that wait --------------------------------------------------------------------------------------
+# -- waiting claims ----------------------------------------------------------------------------------------
 
 
 def test_a_claim_waits_for_a_job(shared_server: Server, topic: str) -> None:
@@ -216,7 +216,7 @@ def test_a_stop_does_not_wait_for_claims(start_server: Callable[..., Server], to
     refused(fetch.reply(), 503, "shutting_down", {"outcome": "unknown"})
 
 
-# -- clients that go while they wait -----------------------------------------------------------------------
+# -- clients that disconnect while they wait ---------------------------------------------------------------
 
 
 def test_a_claim_whose_client_is_gone_takes_nothing(shared_server: Server, topic: str) -> None:

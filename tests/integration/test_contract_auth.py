@@ -46,7 +46,7 @@ def ask(server: Server, key: str, method: str, path: str, body: Any = None) -> R
     return server.request(method, path, body, bearer(key))
 
 
-# -- presenting a key --------------------------------------------------------------------------------------
+# -- authentication ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_requests_of_one_key_at_a_time(guarded: Server) -> None:
     refused(ask(guarded, "busy", "PUT", f"/v0/topics/{name}"), 403, "forbidden")
 
 
-# -- other keys, and none ----------------------------------------------------------------------------------
+# -- other key settings ------------------------------------------------------------------------------------
 
 SPELLINGS = {
     "read": "read", "r": "read", "R": "read", "READ": "read", " read ": "read", "write": "write", "w": "write",
@@ -376,7 +376,7 @@ def test_without_keys_the_header_is_ignored(shared_server: Server, topic: str) -
     ok(reply, 201)
 
 
-# -- refusals ----------------------------------------------------------------------------------------------
+# -- refusals to start -------------------------------------------------------------------------------------
 
 
 def refused_start(folder: Path, environment: dict[str, str]) -> tuple[int, str]:

@@ -393,7 +393,7 @@ def test_bad_resets(shared_server: Server, topic: str, body: Json) -> None:
     refused(shared_server.post(path_of(topic, "reset"), body), 400, "invalid_request")
 
 
-# -- what acks do to records -------------------------------------------------------------------------------
+# -- retention ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("retention", "left"), [("limits", [1, 2, 3]), ("interest", [2, 3])])

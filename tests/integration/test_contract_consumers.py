@@ -40,7 +40,7 @@ DEFAULTS: Json = {
 }  # fmt: skip
 
 
-# -- making and changing -----------------------------------------------------------------------------------
+# -- creating and changing ---------------------------------------------------------------------------------
 
 
 def test_put_makes_and_replaces(shared_server: Server, topic: str) -> None:
@@ -142,7 +142,7 @@ def test_bad_names(shared_server: Server, topic: str, name: str) -> None:
     assert ok(shared_server.delete(path_of(topic, name=name)))["deleted"] is False
 
 
-# -- absent things, methods, bodies ------------------------------------------------------------------------
+# -- unknown names, methods, bodies ------------------------------------------------------------------------
 
 CALLS: list[tuple[str, str, Any]] = [
     ("GET", "", None),

@@ -203,7 +203,7 @@ def test_a_page_has_a_thousand_rows_at_most(shared_server: Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def misconfigured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {
         "TOPICS_HOST": "127.0.0.1:0",
         "TOPICS_PORT": "1",  # ignored, because the host includes a port
@@ -219,20 +219,20 @@ def careless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "TOPICS_ALLOW_INSECURE_NO_AUTH": "perhaps",
         "TOPICS_PROBE_AUTH": "perhaps",
     }
-    with running(tmp_path_factory.mktemp("careless"), environment=environment) as server:
+    with running(tmp_path_factory.mktemp("misconfigured"), environment=environment) as server:
         yield server
 
 
-def test_invalid_numbers_mean_the_default(careless: Server) -> None:
-    assert careless.get("/readyz").status == 200
-    assert set(careless.children()) == {"shard 0", "front 0"}
+def test_invalid_numbers_mean_the_default(misconfigured: Server) -> None:
+    assert misconfigured.get("/readyz").status == 200
+    assert set(misconfigured.children()) == {"shard 0", "front 0"}
     for i in range(10):
-        ok(careless.write(f"n{i}", "x" * 100_000), 201)
+        ok(misconfigured.write(f"n{i}", "x" * 100_000), 201)
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(67_108_864, True), (67_108_865, False)])
-def test_the_default_cap_on_bodies(careless: Server, size: int, is_taken: bool) -> None:
-    with careless.connect() as connection:
+def test_the_default_cap_on_bodies(misconfigured: Server, size: int, is_taken: bool) -> None:
+    with misconfigured.connect() as connection:
         head = (
             "POST /v0/topics/body HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nExpect: 100-continue\r\n"
             f"Content-Length: {size}\r\n\r\n"

@@ -32,7 +32,7 @@ from tests.support.server import Server
 every_settle = pytest.mark.parametrize("verb", list(SETTLES))
 
 
-# -- absent topics, logs, bodies ---------------------------------------------------------------------------
+# -- unknown topics, logs, bodies --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", ["claim", *SETTLES])

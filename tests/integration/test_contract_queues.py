@@ -325,7 +325,7 @@ def test_performance_is_there(shared_server: Server, topic: str) -> None:
         assert is_number(performance["server_total_ms"])
 
 
-# -- jobs that go in other ways ----------------------------------------------------------------------------
+# -- jobs that are deleted or evicted ----------------------------------------------------------------------
 
 
 def test_deleted_and_evicted_jobs(shared_server: Server, topic: str) -> None:
@@ -439,7 +439,7 @@ def test_coalesced_claims_of_different_appetites(shared_server: Server, topic: s
     assert [ok(one.reply())["count"] for one in claims] == [2, 7]
 
 
-# -- in metrics, over HTTP/2 ------------------------------------------------------------------------
+# -- metrics, HTTP/2 --------------------------------------------------------------------------------
 
 
 def test_metrics_of_queues(shared_server: Server, topic: str) -> None:

@@ -14,7 +14,7 @@ from tests.support.contract import Json, fresh, ok, refused, send_text
 from tests.support.router_client import DEFAULTS, listed, look, make, names, path_of, put, topics_like
 from tests.support.server import Server, running
 
-# -- making and changing -----------------------------------------------------------------------------------
+# -- creating and changing ---------------------------------------------------------------------------------
 
 
 def test_put_creates_and_returns_the_router(shared_server: Server, topic: str) -> None:
@@ -163,7 +163,7 @@ def test_unknown_paths(shared_server: Server, path: str) -> None:
         refused(shared_server.request(method, path), 404, "not_found", {})
 
 
-# -- what stands in the way --------------------------------------------------------------------------------
+# -- conflicts ---------------------------------------------------------------------------------------------
 
 
 def test_a_missing_dest(shared_server: Server, topic: str) -> None:

@@ -79,7 +79,7 @@ def test_several_topics_and_an_empty_one(shared_server: Server) -> None:
     }
 
 
-# -- what is refused ---------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------
 
 BAD: list[tuple[str, Any]] = [
     ("no topics", {}),
@@ -206,7 +206,7 @@ def test_options(shared_server: Server, path: str, allowed: set[str]) -> None:
     assert set(re.split(r",\s*", reply.headers["allow"])) - {"OPTIONS"} == allowed
 
 
-# -- what options come to ----------------------------------------------------------------------------------
+# -- effect of options -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

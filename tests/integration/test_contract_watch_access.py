@@ -31,14 +31,14 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def everyone(guarded: Server) -> Server:
+def full_access(guarded: Server) -> Server:
     return guarded.with_key("s3cret-all")
 
 
 @pytest.fixture
-def watched(everyone: Server) -> str:
+def watched(full_access: Server) -> str:
     name = fresh("watched")
-    ok(everyone.write(name, 1), 201)
+    ok(full_access.write(name, 1), 201)
     return name
 
 
@@ -57,9 +57,9 @@ def test_a_watch_needs_a_key_that_may_read(guarded: Server, watched: str) -> Non
         ok(guarded.with_key(secret).post("/v0/watch", body))
 
 
-def test_names_outside_of_the_prefixes(guarded: Server, everyone: Server, watched: str) -> None:
+def test_names_outside_of_the_prefixes(guarded: Server, full_access: Server, watched: str) -> None:
     inside = fresh("team.a")
-    ok(everyone.write(inside, 1), 201)
+    ok(full_access.write(inside, 1), 201)
     team = guarded.with_key("s3cret-team")
     assert list(watch(team, inside)["topics"]) == [inside]
     for other in (watched, "absent", "teams", "Team.a"):
@@ -115,9 +115,9 @@ def test_requests_that_do_not_accept_a_stream(
 )
 @pytest.mark.parametrize("protocol", ["http1", "h2c"])
 def test_requests_that_accept_a_stream(
-    everyone: Server, watched: str, protocol: Protocol, accept: str
+    full_access: Server, watched: str, protocol: Protocol, accept: str
 ) -> None:
-    stream = open_stream(everyone, watch(everyone, watched), protocol=protocol, Accept=accept)
+    stream = open_stream(full_access, watch(full_access, watched), protocol=protocol, Accept=accept)
     stream.take("record", "caught-up")
     stream.close()
 
@@ -190,23 +190,23 @@ def open_once(server: Server, session: Json) -> EventStream:
     return stream
 
 
-def test_streams_are_counted_per_key(guarded: Server, everyone: Server, watched: str) -> None:
+def test_streams_are_counted_per_key(guarded: Server, full_access: Server, watched: str) -> None:
     busy = guarded.with_key("s3cret-busy")
     sessions = [watch(busy, watched) for _ in range(PER_KEY_MAX + 1)]
     streams = [
         open_stream(busy, sessions[0]),
         open_stream(busy, sessions[1], protocol="h2c"),
     ]
-    talk = WebSocket(busy)
+    websocket = WebSocket(busy)
     last = sessions[PER_KEY_MAX]["stream_url"]
     for protocol in ("http1", "h2c"):
         refused(get(busy, last, protocol), 429, "throttled")
         # The owner is checked before the count.
-        refused(get(everyone, last, protocol), 401, "unauthorized")
+        refused(get(full_access, last, protocol), 401, "unauthorized")
         refused(get(busy, NO_WID, protocol), 404, "not_found")
     refused(refused_upgrade(busy), 429, "throttled")
     refused(get(guarded, f"{last}?token=s3cret-busy", "http1"), 429, "throttled")
-    follow(everyone, watched).close()  # other keys have their own count
+    follow(full_access, watched).close()  # other keys have their own count
     ok(busy.get("/v0/topics"))  # and requests have theirs
 
     # However a stream ends, its slot is free again.
@@ -216,7 +216,7 @@ def test_streams_are_counted_per_key(guarded: Server, everyone: Server, watched:
     assert isinstance(second, Http2Stream)
     second.leave()
     streams[1] = open_once(busy, sessions[2])
-    talk.close()
+    websocket.close()
     streams.append(open_once(busy, sessions[0]))
     for stream in streams:
         stream.close()
@@ -254,9 +254,9 @@ def test_the_server_s_caps(start_server: Callable[..., Server]) -> None:
     refused(refused_upgrade(server), 429, "throttled")
     first.close()
     until(lambda: sse_connections(server) == 1)
-    talk = WebSocket(server)
+    websocket = WebSocket(server)
     refused(get(server, sessions[2]["stream_url"], "http1"), 429, "throttled")
-    talk.close()
+    websocket.close()
     until(lambda: sse_connections(server) == 1)
     second.close()
     until(lambda: sse_connections(server) == 0)
@@ -271,7 +271,7 @@ def test_the_server_s_caps(start_server: Callable[..., Server]) -> None:
     until(lambda: sse_connections(server) == 0)
 
 
-# -- the stop ----------------------------------------------------------------------------------------------
+# -- server stop -------------------------------------------------------------------------------------------
 
 
 def test_a_stop_ends_streams_with_an_error_frame(start_server: Callable[..., Server]) -> None:
@@ -281,16 +281,16 @@ def test_a_stop_ends_streams_with_an_error_frame(start_server: Callable[..., Ser
     streams = [open_stream(server, session), follow(server, "t"), follow(server, "t", "h2c")]
     for stream in streams:
         stream.take("record", "caught-up")
-    talk = WebSocket(server)
-    talk.ask("subscribe", topic="t", request_id=1)
-    talk.take("record", "caught_up")
+    websocket = WebSocket(server)
+    websocket.ask("subscribe", topic="t", request_id=1)
+    websocket.take("record", "caught_up")
     assert server.process is not None
     server.process.send_signal(signal.SIGTERM)
     for stream in streams:
         [error] = stream.rest()
         assert (error.event, error.data["code"]) == ("error", "server_shutting_down")
-    last = talk.next()
+    last = websocket.next()
     assert (last["op"], last["code"]) == ("error", "server_shutting_down")
     with pytest.raises(Closed):
-        talk.next()
+        websocket.next()
     assert server.process.wait(120) == 0

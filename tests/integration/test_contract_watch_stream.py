@@ -341,7 +341,7 @@ def test_a_cursor_from_another_topic_on_an_empty_one(
     stream.close()
 
 
-# -- the end of topics -------------------------------------------------------------------------------------
+# -- deleted topics ----------------------------------------------------------------------------------------
 
 
 def deleted(frame: Frame, topic: str) -> None:

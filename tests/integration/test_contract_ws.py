@@ -306,7 +306,7 @@ def test_after_unsubscribed_nothing_follows(shared_server: Server, ws: WebSocket
         alive(ws)  # with nothing in between
 
 
-# -- gaps and ends -----------------------------------------------------------------------------------------
+# -- gaps and deleted topics -------------------------------------------------------------------------------
 
 
 def test_a_gap_always_has_its_true_reason(shared_server: Server, ws: WebSocket, topic: str) -> None:

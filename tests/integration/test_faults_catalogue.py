@@ -26,7 +26,7 @@ FEWEST_ROWS = 120
 
 
 @pytest.fixture(scope="module")
-def made(request: pytest.FixtureRequest) -> str:
+def generated(request: pytest.FixtureRequest) -> str:
     options = request.config.option
     collected = {item.path for item in request.session.items}
     if not options.keyword and not options.markexpr and collected.issuperset(marked_files()):
@@ -43,16 +43,16 @@ def made(request: pytest.FixtureRequest) -> str:
     return done.stdout
 
 
-def test_the_page_is_generated_from_the_marks(made: str) -> None:
-    assert PAGE.read_text("utf-8") == made, "run: python -m tests.support.faults_catalogue"
+def test_the_page_is_generated_from_the_marks(generated: str) -> None:
+    assert PAGE.read_text("utf-8") == generated, "run: python -m tests.support.faults_catalogue"
 
 
-def test_there_are_enough_faults(made: str) -> None:
+def test_there_are_enough_faults(generated: str) -> None:
     titles = {f"## {title}" for title in PLACES.values()}
-    lines = made.splitlines()
+    lines = generated.splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.startswith("| What goes wrong |")]
     assert len(rows) >= FEWEST_ROWS
-    assert f"**{len(rows)} faults" in made
+    assert f"**{len(rows)} faults" in generated
     assert {line for line in lines if line.startswith("## ")} <= titles
 
 

@@ -345,7 +345,7 @@ def take_all(path: Path) -> None:
                     file.write(bytes(size))
 
 
-# ---- clients that vanish
+# ---- clients that disconnect
 
 
 @fault(

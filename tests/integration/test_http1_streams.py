@@ -28,46 +28,46 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close
 PATIENT_S = 120
 
 
-class Tap:
+class RecordingOwner:
     """A stream's owner that records its callbacks."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.sink: Sink | None = None
         self.changed = asyncio.Event()
 
-    def _hear(self, what: str) -> None:
-        assert "closed" not in self.heard, "no callback may follow `closed`"
-        self.heard.append(what)
+    def _record(self, what: str) -> None:
+        assert "closed" not in self.events, "no callback may follow `closed`"
+        self.events.append(what)
         self.changed.set()
 
     def opened(self, sink: Sink) -> None:
         self.sink = sink
-        self._hear("opened")
+        self._record("opened")
 
     def drained(self) -> None:
-        self._hear("drained")
+        self._record("drained")
 
     def closed(self) -> None:
-        self._hear("closed")
+        self._record("closed")
 
     @property
     def open_sink(self) -> Sink:
         assert self.sink is not None
         return self.sink
 
-    async def hears(self, what: str) -> None:
-        while what not in self.heard:
+    async def wait_until(self, what: str) -> None:
+        while what not in self.events:
             self.changed.clear()
             await asyncio.wait_for(self.changed.wait(), PATIENT_S)
 
 
-class StreamGate:
+class StreamAdmission:
     """Answers every request with a stream; for `/wait` only when the test says so."""
 
     def __init__(self) -> None:
         self.handled: list[Request] = []
-        self.taps: list[Tap] = []
+        self.owners: list[RecordingOwner] = []
         self.waiting: list[Callable[[], None]] = []
         self.asked = asyncio.Event()
         self.echo: Admission | None = None  # answers requests for topics
@@ -83,37 +83,37 @@ class StreamGate:
             self.echo.handle(request, respond)
             return
         self.handled.append(request)
-        tap = Tap()
-        self.taps.append(tap)
-        response = self.response(tap)
+        owner = RecordingOwner()
+        self.owners.append(owner)
+        response = self.response(owner)
         self.asked.set()
         if request.path.endswith(b"wait"):
             self.waiting.append(lambda: respond(response))
         else:
             respond(response)
 
-    def response(self, tap: Tap) -> Response:
-        return Response(200, b"", b"text/event-stream", b"X-A: b\r\n", stream=tap)
+    def response(self, owner: RecordingOwner) -> Response:
+        return Response(200, b"", b"text/event-stream", b"X-A: b\r\n", stream=owner)
 
 
-def stream_world(gate: Any = None) -> tuple[World, StreamGate]:
+def stream_world(admission: Any = None) -> tuple[World, StreamAdmission]:
     world = World()
-    gate = gate or StreamGate()
-    world.admission = gate
-    world.server.admission = gate
-    return world, gate
+    admission = admission or StreamAdmission()
+    world.admission = admission
+    world.server.admission = admission
+    return world, admission
 
 
-async def open_stream(request: bytes = b"") -> tuple[World, Connection, Transport, Tap]:
-    world, gate = stream_world()
+async def open_stream(request: bytes = b"") -> tuple[World, Connection, Transport, RecordingOwner]:
+    world, admission = stream_world()
     connection, transport = world.connect()
     connection.data_received(request or slow(b"/s"))
     await rest()
     assert connection.session.state is STREAM
-    return world, connection, transport, gate.taps[-1]
+    return world, connection, transport, admission.owners[-1]
 
 
-# -- moments -----------------------------------------------------------------------------------------------
+# -- on a fake transport -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,50 +128,50 @@ async def open_stream(request: bytes = b"") -> tuple[World, Connection, Transpor
 )
 def test_the_head_and_then_what_the_owner_writes(request_: bytes) -> None:
     async def test() -> None:
-        world, connection, transport, tap = await open_stream(request_)
-        assert transport.out == HEAD and tap.heard == ["opened"]
-        tap.open_sink.write(b"one")
-        tap.open_sink.write(b"two")
+        world, connection, transport, owner = await open_stream(request_)
+        assert transport.out == HEAD and owner.events == ["opened"]
+        owner.open_sink.write(b"one")
+        owner.open_sink.write(b"two")
         assert transport.writes[-2:] == [b"one", b"two"] and not transport.ended
-        tap.open_sink.close()
-        assert transport.ended and tap.heard == ["opened"], (
+        owner.open_sink.close()
+        assert transport.ended and owner.events == ["opened"], (
             "a callback must not run inside the owner's own call"
         )
-        tap.open_sink.write(b"late")
-        tap.open_sink.close()
+        owner.open_sink.write(b"late")
+        owner.open_sink.close()
         await rest()
-        assert tap.heard == ["opened", "closed"] and transport.out == HEAD + b"onetwo"
+        assert owner.events == ["opened", "closed"] and transport.out == HEAD + b"onetwo"
         assert connection.session.state is CLOSED and not others()
         world.sweep(connection, after_us=LINGER_US + 1)
         assert transport.closed
         connection.connection_lost(None)
-        assert tap.heard == ["opened", "closed"]
+        assert owner.events == ["opened", "closed"]
 
     run(test)
 
 
 def test_fields_that_a_stream_needs_reach_the_gate() -> None:
     async def test() -> None:
-        world, gate = stream_world()
+        world, admission = stream_world()
         connection, _ = world.connect()
         connection.data_received(slow(b"/s?token=a", headers=b"Last-Event-ID: 1-2\r\n"))
         await rest()
-        assert gate.handled[0].last_event_id == b"1-2"
+        assert admission.handled[0].last_event_id == b"1-2"
 
     run(test)
 
 
 def test_answers_before_a_stream_come_first_and_requests_after_it_are_ignored() -> None:
     async def test() -> None:
-        world, gate = stream_world()
-        gate.echo = echo = Admission()
+        world, admission = stream_world()
+        admission.echo = echo = Admission()
         connection, transport = world.connect()
         connection.data_received(fast() + slow(b"/v0/topics/b") + slow(b"/s") + fast() * 10)
         await rest(40)
         assert transport.out.count(b"HTTP/1.1 200") == 3 and transport.out.endswith(HEAD)
         connection.data_received(fast() * 5000)
         assert len(echo.handled) == 2 and not connection.session.buffered and transport.reads
-        gate.taps[0].open_sink.write(b"still here")
+        admission.owners[0].open_sink.write(b"still here")
         assert transport.out.endswith(b"still here")
 
     run(test)
@@ -179,13 +179,13 @@ def test_answers_before_a_stream_come_first_and_requests_after_it_are_ignored() 
 
 def test_the_end_is_noticed_after_much_input_before_a_stream() -> None:
     async def test() -> None:
-        world, gate = stream_world()
+        world, admission = stream_world()
         connection, transport = world.connect()
         connection.data_received(slow(b"/wait"))
         await rest()
         connection.data_received(bytes(1 << 20))
         assert not transport.reads
-        gate.waiting.pop()()
+        admission.waiting.pop()()
         await rest()
         assert transport.reads and not connection.session.buffered
 
@@ -194,12 +194,12 @@ def test_the_end_is_noticed_after_much_input_before_a_stream() -> None:
 
 def test_head_gets_the_head() -> None:
     async def test() -> None:
-        world, gate = stream_world()
+        world, admission = stream_world()
         connection, transport = world.connect()
         connection.data_received(slow(b"/s", method=b"HEAD"))
         await rest()
         assert transport.out == HEAD and transport.ended and connection.session.state is CLOSED
-        assert gate.taps[0].heard == ["closed"] and not others()
+        assert admission.owners[0].events == ["closed"] and not others()
 
     run(test)
 
@@ -210,62 +210,62 @@ def test_head_gets_the_head() -> None:
 def test_a_client_that_disconnects_early(path: bytes, turns: int) -> None:
     async def test() -> None:
         for answered_first in (True, False):
-            world, gate = stream_world()
+            world, admission = stream_world()
             connection, _ = world.connect()
             connection.data_received(fast(path) if path.startswith(b"/v0") else slow(path))
             await rest()
             if answered_first:
-                gate.waiting.pop()()
+                admission.waiting.pop()()
                 await rest(turns)
                 connection.connection_lost(None)
             else:
                 connection.connection_lost(None)
                 await rest(turns)
-                gate.waiting.pop()()
+                admission.waiting.pop()()
             await rest()
-            assert gate.taps[0].heard[-1:] == ["closed"] and not others()
+            assert admission.owners[0].events[-1:] == ["closed"] and not others()
 
     run(test)
 
 
 def test_a_half_closed_client_gets_no_stream() -> None:
     async def test() -> None:
-        world, gate = stream_world()
+        world, admission = stream_world()
         connection, transport = world.connect()
         connection.data_received(slow(b"/wait"))
         await rest()
         connection.eof_received()
-        gate.waiting.pop()()
+        admission.waiting.pop()()
         await rest()
-        assert transport.out == HEAD and transport.closed and gate.taps[0].heard == ["closed"]
+        assert transport.out == HEAD and transport.closed and admission.owners[0].events == ["closed"]
 
     run(test)
 
 
 def test_a_stream_that_would_begin_while_the_server_stops() -> None:
     async def test() -> None:
-        world, gate = stream_world()
+        world, admission = stream_world()
         connection, transport = world.connect()
         connection.data_received(slow(b"/wait"))
         await rest()
         world.server.services.draining = True
-        gate.waiting.pop()()
+        admission.waiting.pop()()
         await rest()
-        assert transport.out == HEAD and transport.ended and gate.taps[0].heard == ["closed"]
+        assert transport.out == HEAD and transport.ended and admission.owners[0].events == ["closed"]
 
     run(test)
 
 
 def test_a_connection_that_was_refused_meanwhile() -> None:
     async def test() -> None:
-        world, gate = stream_world()
+        world, admission = stream_world()
         connection, transport = world.connect()
         connection.data_received(slow(b"/wait"))
         await rest()
         connection._refuse(Response(400))
-        gate.waiting.pop()()
+        admission.waiting.pop()()
         await rest()
-        assert b" 200 " not in transport.out and gate.taps[0].heard == ["closed"]
+        assert b" 200 " not in transport.out and admission.owners[0].events == ["closed"]
 
     run(test)
 
@@ -273,36 +273,36 @@ def test_a_connection_that_was_refused_meanwhile() -> None:
 @pytest.mark.parametrize("end", [Connection.eof_received, lambda it: it.connection_lost(None)])
 def test_the_end_of_the_client_ends_the_stream(end: Callable[[Connection], object]) -> None:
     async def test() -> None:
-        _, connection, transport, tap = await open_stream()
+        _, connection, transport, owner = await open_stream()
         end(connection)
-        assert tap.heard == ["opened", "closed"]
-        tap.open_sink.write(b"late")
-        tap.open_sink.close()
-        tap.open_sink.abort()
+        assert owner.events == ["opened", "closed"]
+        owner.open_sink.write(b"late")
+        owner.open_sink.close()
+        owner.open_sink.abort()
         connection.connection_lost(None)
         await rest()
-        assert tap.heard == ["opened", "closed"] and transport.out == HEAD
+        assert owner.events == ["opened", "closed"] and transport.out == HEAD
 
     run(test)
 
 
 def test_abort() -> None:
     async def test() -> None:
-        _, connection, transport, tap = await open_stream()
-        tap.open_sink.write(b"half")
-        tap.open_sink.abort()
-        assert transport.aborted and tap.heard == ["opened"]
-        tap.open_sink.write(b"late")
+        _, connection, transport, owner = await open_stream()
+        owner.open_sink.write(b"half")
+        owner.open_sink.abort()
+        assert transport.aborted and owner.events == ["opened"]
+        owner.open_sink.write(b"late")
         connection.connection_lost(None)
-        assert tap.heard == ["opened", "closed"]
+        assert owner.events == ["opened", "closed"]
 
     run(test)
 
 
 def test_full_and_drained() -> None:
     async def test() -> None:
-        world, connection, transport, tap = await open_stream()
-        sink = tap.open_sink
+        world, connection, transport, owner = await open_stream()
+        sink = owner.open_sink
         assert not sink.is_full
         transport.unread = 70_000
         connection.pause_writing()
@@ -312,12 +312,12 @@ def test_full_and_drained() -> None:
         assert world.server.stalled_bytes == 90_000, "stalled bytes are counted"
         transport.unread = 0
         connection.resume_writing()
-        assert not sink.is_full and tap.heard == ["opened", "drained"] and world.server.stalled_bytes == 0
+        assert not sink.is_full and owner.events == ["opened", "drained"] and world.server.stalled_bytes == 0
         connection.pause_writing()
         sink.close()
         connection.resume_writing()
         await rest()
-        assert tap.heard == ["opened", "drained", "closed"]
+        assert owner.events == ["opened", "drained", "closed"]
 
     run(test)
 
@@ -329,7 +329,7 @@ def test_full_and_drained() -> None:
 )
 def test_streams_are_swept_only_when_they_are_stuck() -> None:
     async def test() -> None:
-        world, connection, transport, tap = await open_stream()
+        world, connection, transport, owner = await open_stream()
         world.sweep(connection, after_us=3_600_000_000)
         assert not transport.closed, "an idle stream is not stalled"
         transport.unread = 70_000
@@ -340,7 +340,7 @@ def test_streams_are_swept_only_when_they_are_stuck() -> None:
         connection.sweep(world.now_us + 2, idle_us=1, request_us=1)
         assert transport.aborted
         connection.connection_lost(None)
-        assert tap.heard == ["opened", "closed"] and world.server.stalled_bytes == 0
+        assert owner.events == ["opened", "closed"] and world.server.stalled_bytes == 0
 
     run(test)
 
@@ -348,20 +348,20 @@ def test_streams_are_swept_only_when_they_are_stuck() -> None:
 @fault("front", "a stream's owner fails as it begins", "that connection is closed; the front continues")
 def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        world, gate = stream_world()
-        tap = Tap()
+        world, admission = stream_world()
+        owner = RecordingOwner()
 
         def fail(_sink: Sink) -> None:
             raise RuntimeError("a fault")
 
-        cast(Any, tap).opened = fail
+        cast(Any, owner).opened = fail
         connection, transport = world.connect()
-        gate.handle = lambda _request, respond: respond(gate.response(tap))  # type: ignore[method-assign]
+        admission.handle = lambda _request, respond: respond(admission.response(owner))  # type: ignore[method-assign]
         connection.data_received(slow(b"/s"))
         await rest()
         assert transport.aborted
         connection.connection_lost(None)
-        assert tap.heard == ["closed"]
+        assert owner.events == ["closed"]
 
     run(test)
     assert [record.message for record in caplog.records] == ["a stream failed"]
@@ -370,25 +370,25 @@ def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
 # -- real sockets ------------------------------------------------------------------------------------------
 
 
-class Site:
+class SocketServer:
     """A server on a socket with the test's own admission."""
 
-    def __init__(self, gate: Any, *, body_bytes_max: int = 64 << 20) -> None:
+    def __init__(self, admission: Any, *, body_bytes_max: int = 64 << 20) -> None:
         loop = asyncio.get_running_loop()
         services = Services(
             cast(Any, self), Settings(max_body_bytes=body_bytes_max), lambda: int(loop.time() * 1e6), "0", 0
         )
-        self.admission = gate
-        gate.open = 0
+        self.admission = admission
+        admission.open = 0
         self.server = Server(services, loop)
-        self.server.admission = gate
+        self.server.admission = admission
         self.server.receiving = ByteBudget(4 << 20)
         self.address: tuple[str, int] = ("", 0)
 
     def end_polls(self, _before_us: int) -> None:
         """As the front's core does."""
 
-    async def __aenter__(self) -> Site:
+    async def __aenter__(self) -> SocketServer:
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = listening.getsockname()
         await self.server.start(listening)
@@ -405,13 +405,15 @@ class Site:
         writer.write(request)
         return reader, writer
 
-    async def watch(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Tap]:
+    async def watch(
+        self, request: bytes
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, RecordingOwner]:
         self.admission.asked.clear()
         reader, writer = await self.connect(request)
         await asyncio.wait_for(self.admission.asked.wait(), PATIENT_S)
-        tap = self.admission.taps[-1]
-        await tap.hears("opened")
-        return reader, writer, tap
+        owner = self.admission.owners[-1]
+        await owner.wait_until("opened")
+        return reader, writer, owner
 
 
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -431,18 +433,18 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize("request_", [slow(b"/s"), b"GET /s HTTP/1.0\r\n\r\n", fast(b"/v0/topics/s")])
 def test_close_sends_all_that_was_written(new_loop: NewLoop, request_: bytes) -> None:
     async def test() -> None:
-        async with Site(StreamGate()) as site:
-            reader, writer, tap = await site.watch(request_)
+        async with SocketServer(StreamAdmission()) as site:
+            reader, writer, owner = await site.watch(request_)
             for i in range(2000):
-                tap.open_sink.write(b"%d\n" % i * 2000)
-            assert tap.open_sink.is_full
-            tap.open_sink.close()
+                owner.open_sink.write(b"%d\n" % i * 2000)
+            assert owner.open_sink.is_full
+            owner.open_sink.close()
             head, _, body = (await read_all(reader)).partition(b"\r\n\r\n")
             assert b"Content-Length" not in head and b"Transfer-Encoding" not in head
             assert body == b"".join(b"%d\n" % i * 2000 for i in range(2000))
             writer.close()
-            await tap.hears("closed")
-            assert tap.heard == ["opened", "closed"]
+            await owner.wait_until("closed")
+            assert owner.events == ["opened", "closed"]
 
     run_on(new_loop, test)
 
@@ -450,22 +452,22 @@ def test_close_sends_all_that_was_written(new_loop: NewLoop, request_: bytes) ->
 @LOOPS
 def test_a_client_that_reads_again(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(StreamGate()) as site:
-            reader, writer, tap = await site.watch(slow(b"/s"))
+        async with SocketServer(StreamAdmission()) as site:
+            reader, writer, owner = await site.watch(slow(b"/s"))
             written = 0
-            while not tap.open_sink.is_full:
-                tap.open_sink.write(bytes(100_000))
+            while not owner.open_sink.is_full:
+                owner.open_sink.write(bytes(100_000))
                 written += 100_000
                 await asyncio.sleep(0)
             assert site.server.stalled_bytes > 0
             await reader.readuntil(b"\r\n\r\n")
             await asyncio.wait_for(reader.readexactly(written), PATIENT_S)
-            await tap.hears("drained")
-            assert not tap.open_sink.is_full and site.server.stalled_bytes == 0
-            tap.open_sink.write(b"more")
+            await owner.wait_until("drained")
+            assert not owner.open_sink.is_full and site.server.stalled_bytes == 0
+            owner.open_sink.write(b"more")
             assert await asyncio.wait_for(reader.readexactly(4), PATIENT_S) == b"more"
             writer.close()
-            await tap.hears("closed")
+            await owner.wait_until("closed")
 
     run_on(new_loop, test)
 
@@ -473,20 +475,20 @@ def test_a_client_that_reads_again(new_loop: NewLoop) -> None:
 @LOOPS
 def test_input_is_ignored_and_a_reset_ends(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(StreamGate()) as site:
-            reader, writer, tap = await site.watch(slow(b"/s") + slow(b"/second"))
+        async with SocketServer(StreamAdmission()) as site:
+            reader, writer, owner = await site.watch(slow(b"/s") + slow(b"/second"))
             for _ in range(30):
                 writer.write(bytes(100_000))
                 await asyncio.wait_for(writer.drain(), PATIENT_S)
-            tap.open_sink.write(b"still here")
+            owner.open_sink.write(b"still here")
             await asyncio.wait_for(reader.readuntil(b"still here"), PATIENT_S)
             assert len(site.admission.handled) == 1
             writer.transport.abort()
-            while "closed" not in tap.heard:
-                tap.open_sink.write(b"x" * 100)
+            while "closed" not in owner.events:
+                owner.open_sink.write(b"x" * 100)
                 await asyncio.sleep(0)
             for _ in range(10):
-                tap.open_sink.write(b"into the void")
+                owner.open_sink.write(b"into the void")
 
     run_on(new_loop, test)
 
@@ -494,13 +496,13 @@ def test_input_is_ignored_and_a_reset_ends(new_loop: NewLoop) -> None:
 @LOOPS
 def test_draining_waits_for_streams_to_end(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(StreamGate()) as site:
-            reader, writer, tap = await site.watch(slow(b"/s"))
+        async with SocketServer(StreamAdmission()) as site:
+            reader, writer, owner = await site.watch(slow(b"/s"))
             drained = asyncio.ensure_future(site.server.drain())
-            tap.open_sink.write(bytes(8 << 20))
+            owner.open_sink.write(bytes(8 << 20))
             await asyncio.sleep(0)
             assert not drained.done()
-            tap.open_sink.close()
+            owner.open_sink.close()
             body = await read_all(reader)
             assert len(body) > 8 << 20
             writer.close()

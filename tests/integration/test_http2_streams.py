@@ -19,9 +19,9 @@ from tests.integration.test_http1_streams import (
     LOOPS,
     PATIENT_S,
     NewLoop,
-    Site,
-    StreamGate,
-    Tap,
+    RecordingOwner,
+    SocketServer,
+    StreamAdmission,
     rest,
     run_on,
 )
@@ -30,21 +30,21 @@ from tests.support.http2_bench import Bench, Client, ReceivedResponse
 from topics.protocols.http.exchange import Response, Sink
 
 
-class Watch:
+class StreamBench:
     """A bench with one open stream."""
 
     def __init__(self, bench: Bench | None = None, path: str = "/s") -> None:
         self.bench = bench or Bench().handshake()
-        self.tap = Tap()
+        self.owner = RecordingOwner()
         self.bench.admission.answers[path.encode()] = Response(
-            200, b"", b"text/event-stream", b"X-A: b\r\nConnection: close\r\n", stream=self.tap
+            200, b"", b"text/event-stream", b"X-A: b\r\nConnection: close\r\n", stream=self.owner
         )
         self.id = self.bench.client.request(path)
         self.bench.run()
 
     @property
     def sink(self) -> Sink:
-        return self.tap.open_sink
+        return self.owner.open_sink
 
     @property
     def got(self) -> ReceivedResponse:
@@ -65,10 +65,10 @@ def run(test: Callable[[], Awaitable[Bench]]) -> None:
 
 def test_the_head_and_then_what_the_owner_writes() -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         await watch.turn()
         assert watch.got.headers == {b":status": b"200", b"content-type": b"text/event-stream", b"x-a": b"b"}
-        assert watch.tap.heard == ["opened"] and watch.bench.server.is_streaming
+        assert watch.owner.events == ["opened"] and watch.bench.server.is_streaming
         for part in (b"one", b"two"):
             watch.sink.write(part)
         assert not watch.bench.transport.writes
@@ -80,10 +80,10 @@ def test_the_head_and_then_what_the_owner_writes() -> None:
         watch.sink.close()
         watch.sink.write(b"late")
         watch.sink.close()
-        assert watch.tap.heard == ["opened"], "a callback must not run inside the owner's own call"
+        assert watch.owner.events == ["opened"], "a callback must not run inside the owner's own call"
         await watch.turn()
         assert watch.got.body == b"onetwothree" and watch.got.ended and watch.got.reset is None
-        assert watch.tap.heard == ["opened", "closed"] and not watch.bench.server.is_streaming
+        assert watch.owner.events == ["opened", "closed"] and not watch.bench.server.is_streaming
         return watch.bench
 
     run(test)
@@ -92,7 +92,7 @@ def test_the_head_and_then_what_the_owner_writes() -> None:
 def test_an_event_for_many_streams_is_one_write() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
-        watches = [Watch(bench, f"/s{i}") for i in range(100)]
+        watches = [StreamBench(bench, f"/s{i}") for i in range(100)]
         await watches[0].turn()
         for watch in watches:
             watch.sink.write(b"event" * 20)
@@ -119,18 +119,18 @@ def test_fields_that_a_stream_needs_reach_the_gate() -> None:
 def test_head_gets_the_head() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
-        tap = Tap()
-        bench.admission.answers[b"/s"] = Response(200, b"", b"text/event-stream", stream=tap)
+        owner = RecordingOwner()
+        bench.admission.answers[b"/s"] = Response(200, b"", b"text/event-stream", stream=owner)
         stream = bench.client.request("/s", method="HEAD")
         bench.run()
-        late, late_tap = bench.client.request("/late", method="HEAD"), Tap()
+        late, late_owner = bench.client.request("/late", method="HEAD"), RecordingOwner()
         bench.run()
-        bench.admission.waiting.pop(b"/late")(Response(200, stream=late_tap))
+        bench.admission.waiting.pop(b"/late")(Response(200, stream=late_owner))
         bench.run()
-        assert bench.client.got[late].ended and late_tap.heard == ["closed"]
+        assert bench.client.got[late].ended and late_owner.events == ["closed"]
         got = bench.client.got[stream]
         assert got.status == 200 and got.ended and not got.body and b"content-length" not in got.headers
-        assert tap.heard == ["closed"]
+        assert owner.events == ["closed"]
         return bench
 
     run(test)
@@ -139,13 +139,13 @@ def test_head_gets_the_head() -> None:
 def test_a_websocket_is_refused() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
-        tap = Tap()
-        bench.admission.answers[b"/ws"] = Response(200, websocket=tap)  # type: ignore[arg-type]
+        owner = RecordingOwner()
+        bench.admission.answers[b"/ws"] = Response(200, websocket=owner)  # type: ignore[arg-type]
         stream = bench.client.request("/ws")
         bench.run()
         got = bench.client.got[stream]
         assert got.status == 400 and got.code == "invalid_request" and got.ended
-        assert tap.heard == ["closed"]
+        assert owner.events == ["closed"]
         return bench
 
     run(test)
@@ -155,7 +155,7 @@ def test_a_websocket_is_refused() -> None:
 def test_a_client_that_disconnects_early() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
-        first, second = Tap(), Tap()
+        first, second = RecordingOwner(), RecordingOwner()
         bench.client.h2.reset_stream(bench.client.request("/reset"))
         bench.client.request("/lost")
         bench.run()
@@ -163,7 +163,7 @@ def test_a_client_that_disconnects_early() -> None:
         bench.server.connection_lost()
         bench.admission.waiting.pop(b"/lost")(Response(200, stream=second))
         await rest()
-        assert first.heard == second.heard == ["closed"]
+        assert first.events == second.events == ["closed"]
         return bench
 
     run(test)
@@ -172,7 +172,7 @@ def test_a_client_that_disconnects_early() -> None:
 @pytest.mark.parametrize("how", ["reset", "lost", "ended"])
 def test_the_end_of_the_client_ends_the_stream(how: str) -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         bench = watch.bench
         bench.client.request("/waits")
         watch.sink.write(b"a")
@@ -184,7 +184,7 @@ def test_the_end_of_the_client_ends_the_stream(how: str) -> None:
             bench.server.connection_lost()
         else:
             bench.server.eof_received()
-        assert watch.tap.heard == ["opened", "closed"]
+        assert watch.owner.events == ["opened", "closed"]
         watch.sink.write(b"late")
         watch.sink.close()
         watch.sink.abort()
@@ -200,12 +200,12 @@ def test_the_end_of_the_client_ends_the_stream(how: str) -> None:
 
 def test_abort() -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         watch.sink.write(b"never sent")
         watch.sink.abort()
-        assert watch.tap.heard == ["opened"]
+        assert watch.owner.events == ["opened"]
         await watch.turn()
-        assert watch.tap.heard == ["opened", "closed"]
+        assert watch.owner.events == ["opened", "closed"]
         assert watch.got.reset == ErrorCodes.CANCEL and not watch.got.ended
         return watch.bench
 
@@ -214,9 +214,9 @@ def test_abort() -> None:
 
 def test_a_closed_window_fills_its_own_stream_only() -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         bench = watch.bench
-        other = Watch(bench, "/other")
+        other = StreamBench(bench, "/other")
         bench.client.reading = False
         written = 0
         while not watch.sink.is_full:
@@ -230,10 +230,10 @@ def test_a_closed_window_fills_its_own_stream_only() -> None:
         bench.client.h2.increment_flow_control_window(1 << 20)
         bench.client.h2.increment_flow_control_window(FULL_BYTES // 2 - 10_000, watch.id)
         bench.run()
-        assert watch.sink.is_full and watch.tap.heard == ["opened"]
+        assert watch.sink.is_full and watch.owner.events == ["opened"]
         bench.client.h2.increment_flow_control_window(20_000, watch.id)
         bench.run()
-        assert not watch.sink.is_full and watch.tap.heard == ["opened", "drained"]
+        assert not watch.sink.is_full and watch.owner.events == ["opened", "drained"]
         bench.client.h2.increment_flow_control_window(1 << 20, watch.id)
         bench.run()
         assert len(watch.got.body) == written and bench.sending.held == 0
@@ -244,13 +244,13 @@ def test_a_closed_window_fills_its_own_stream_only() -> None:
 
 def test_close_sends_bytes_that_wait_for_the_window() -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         bench = watch.bench
         bench.client.reading = False
         watch.sink.write(bytes(200_000))
         watch.sink.close()
         await watch.turn()
-        assert watch.tap.heard == ["opened", "closed"] and bench.server.is_streaming
+        assert watch.owner.events == ["opened", "closed"] and bench.server.is_streaming
         bench.client.h2.increment_flow_control_window(1 << 20)
         bench.client.h2.increment_flow_control_window(1 << 20, watch.id)
         bench.run()
@@ -262,12 +262,12 @@ def test_close_sends_bytes_that_wait_for_the_window() -> None:
 
 def test_a_connection_that_takes_nothing_fills_all_its_streams() -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         bench = watch.bench
-        other = Watch(bench, "/other")
+        other = StreamBench(bench, "/other")
         bench.server.pause_writing()
         assert watch.sink.is_full and other.sink.is_full
-        late = Watch(bench, "/late")
+        late = StreamBench(bench, "/late")
         assert late.sink.is_full
         watch.sink.write(b"waits")
         await rest(3)
@@ -276,7 +276,7 @@ def test_a_connection_that_takes_nothing_fills_all_its_streams() -> None:
         bench.run()
         assert watch.got.body == b"waits"
         for each in (watch, other, late):
-            assert each.tap.heard == ["opened", "drained"] and not each.sink.is_full
+            assert each.owner.events == ["opened", "drained"] and not each.sink.is_full
         return bench
 
     run(test)
@@ -287,13 +287,13 @@ def test_the_budget_holds() -> None:
     async def test() -> Bench:
         bench = Bench(sending=300_000).handshake()
         bench.client.reading = False
-        watch, other = Watch(bench), Watch(bench, "/other")
+        watch, other = StreamBench(bench), StreamBench(bench, "/other")
         for each in (watch, other):
             each.sink.write(bytes(250_000))
             await each.turn()
         assert bench.sending.held <= 300_000
-        assert watch.tap.heard == ["opened"]
-        assert other.tap.heard == ["opened", "closed"] and other.got.reset == ErrorCodes.ENHANCE_YOUR_CALM
+        assert watch.owner.events == ["opened"]
+        assert other.owner.events == ["opened", "closed"] and other.got.reset == ErrorCodes.ENHANCE_YOUR_CALM
         return bench
 
     run(test)
@@ -306,22 +306,22 @@ def test_the_budget_holds() -> None:
 )
 def test_streams_are_swept_only_when_they_are_stuck() -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         bench = watch.bench
         await watch.turn()
         bench.now_us += 3_600_000_000
         bench.server.sweep(bench.now_us - 1)
-        assert watch.tap.heard == ["opened"] and bench.server.busy
+        assert watch.owner.events == ["opened"] and bench.server.busy
         bench.client.reading = False
         watch.sink.write(bytes(200_000))
         await watch.turn()
         bench.now_us += STREAM_STALL_US
         bench.server.sweep(bench.now_us - 1)
-        assert watch.tap.heard == ["opened"]
+        assert watch.owner.events == ["opened"]
         bench.now_us += 2
         bench.server.sweep(bench.now_us - 1)
         bench.run()
-        assert watch.tap.heard == ["opened", "closed"] and watch.got.reset == ErrorCodes.CANCEL
+        assert watch.owner.events == ["opened", "closed"] and watch.got.reset == ErrorCodes.CANCEL
         assert bench.sending.held == 0
         return bench
 
@@ -330,7 +330,7 @@ def test_streams_are_swept_only_when_they_are_stuck() -> None:
 
 def test_draining_lets_streams_end() -> None:
     async def test() -> Bench:
-        watch = Watch()
+        watch = StreamBench()
         bench = watch.bench
         bench.server.drain()
         await watch.turn()
@@ -348,13 +348,13 @@ def test_draining_lets_streams_end() -> None:
 def test_a_stream_that_would_begin_while_the_server_stops() -> None:
     async def test() -> Bench:
         bench = Bench().handshake()
-        tap = Tap()
+        owner = RecordingOwner()
         bench.client.request("/wait")
         bench.run()
         bench.server.drain()
-        bench.admission.waiting.pop(b"/wait")(Response(200, b"", b"text/event-stream", stream=tap))
+        bench.admission.waiting.pop(b"/wait")(Response(200, b"", b"text/event-stream", stream=owner))
         await rest(3)
-        assert tap.heard == ["closed"] and bench.transport.closed
+        assert owner.events == ["closed"] and bench.transport.closed
         return bench
 
     run(test)
@@ -364,19 +364,19 @@ def test_a_stream_that_would_begin_while_the_server_stops() -> None:
     "front", "a stream's owner fails as it begins, over HTTP/2", "that stream is reset; the front continues"
 )
 def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Tap):
+    class Failing(RecordingOwner):
         def opened(self, sink: Sink) -> None:
             raise RuntimeError("a fault")
 
     async def test() -> Bench:
         bench = Bench().handshake()
-        tap = Failing()
-        bench.admission.answers[b"/s"] = Response(200, stream=tap)
+        owner = Failing()
+        bench.admission.answers[b"/s"] = Response(200, stream=owner)
         stream = bench.client.request("/s")
         bench.run()
         await rest()
         bench.run()
-        assert tap.heard == ["closed"] and bench.client.got[stream].reset == ErrorCodes.CANCEL
+        assert owner.events == ["closed"] and bench.client.got[stream].reset == ErrorCodes.CANCEL
         return bench
 
     run(test)
@@ -386,7 +386,7 @@ def test_an_owner_that_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
 # -- real sockets ------------------------------------------------------------------------------------------
 
 
-class Caller:
+class H2SocketClient:
     """h2's client on a socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -405,31 +405,31 @@ class Caller:
 @LOOPS
 def test_over_a_real_socket(new_loop: NewLoop) -> None:
     async def test() -> None:
-        gate = StreamGate()
-        async with Site(gate) as site:
-            caller = Caller(*await site.connect(b""))
+        admission = StreamAdmission()
+        async with SocketServer(admission) as site:
+            caller = H2SocketClient(*await site.connect(b""))
             client = caller.client
             client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 20})
             client.h2.increment_flow_control_window(1 << 24)
             ids = [client.request(f"/s{i}") for i in range(50)]
             await caller.until(lambda: all(client.got[i].headers for i in ids))
             for number in range(100):
-                for tap in gate.taps:
-                    tap.open_sink.write(b"%d," % number * 100)
+                for owner in admission.owners:
+                    owner.open_sink.write(b"%d," % number * 100)
                 await asyncio.sleep(0)
             expected = b"".join(b"%d," % number * 100 for number in range(100))
             await caller.until(lambda: all(len(client.got[i].body) == len(expected) for i in ids))
             assert all(client.got[i].body == expected for i in ids)
-            gate.taps[0].open_sink.close()
+            admission.owners[0].open_sink.close()
             await caller.until(lambda: client.got[ids[0]].ended)
             drained = asyncio.ensure_future(site.server.drain())
-            for tap in gate.taps[1:]:
-                tap.open_sink.write(b"end")
-                tap.open_sink.close()
+            for owner in admission.owners[1:]:
+                owner.open_sink.write(b"end")
+                owner.open_sink.close()
             last = await asyncio.wait_for(caller.reader.read(), PATIENT_S)
             assert last.count(b"end") == 49, "h2's client reports nothing after a GOAWAY"
             await asyncio.wait_for(drained, PATIENT_S)
-            assert all(tap.heard == ["opened", "closed"] for tap in gate.taps)
+            assert all(owner.events == ["opened", "closed"] for owner in admission.owners)
             caller.writer.close()
 
     run_on(new_loop, test)
@@ -440,28 +440,28 @@ def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
     """With large HTTP/2 windows, so that the socket's buffers fill up."""
 
     async def test() -> None:
-        gate = StreamGate()
-        async with Site(gate) as site:
-            caller = Caller(*await site.connect(b""))
+        admission = StreamAdmission()
+        async with SocketServer(admission) as site:
+            caller = H2SocketClient(*await site.connect(b""))
             client = caller.client
             client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
             client.h2.increment_flow_control_window(1 << 30)
             stream = client.request("/s")
             await caller.until(lambda: bool(client.got[stream].headers))
-            [tap] = gate.taps
+            [owner] = admission.owners
             written = 0
             turns = 0
             while turns < 5:
-                turns = turns + 1 if tap.open_sink.is_full else 0
-                if not tap.open_sink.is_full:
-                    tap.open_sink.write(bytes(50_000))
+                turns = turns + 1 if owner.open_sink.is_full else 0
+                if not owner.open_sink.is_full:
+                    owner.open_sink.write(bytes(50_000))
                     written += 50_000
                 await asyncio.sleep(0)
-            tap.heard.clear()
+            owner.events.clear()
             await caller.until(lambda: len(client.got[stream].body) == written)
-            await tap.hears("drained")
+            await owner.wait_until("drained")
             caller.writer.transport.abort()
-            await tap.hears("closed")
+            await owner.wait_until("closed")
             assert site.server._sending.held == 0
 
     run_on(new_loop, test)

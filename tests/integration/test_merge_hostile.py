@@ -60,7 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Server]:
+def own_server(tmp_path: Path) -> Iterator[Server]:
     """A separate server for tests that change it for good."""
     with filled(tmp_path) as found:
         yield found
@@ -290,9 +290,9 @@ def at_once(*calls: Callable[[], Reply]) -> list[Reply]:
     return [found[i] for i in range(len(calls))]
 
 
-def test_the_whole_way_with_races(own: Server) -> None:
+def test_the_whole_way_with_races(own_server: Server) -> None:
     """Concurrent commits have one result; then an erase, a drop and a topic of the same name."""
-    server = own
+    server = own_server
     before = everything(server)
     plan = plan_of(server)
     merge(server, plan)
@@ -341,8 +341,8 @@ def test_the_whole_way_with_races(own: Server) -> None:
     until(lambda: not list((cold(server) / "topics").rglob("seg-*")))
 
 
-def test_an_erased_record_of_a_batch_is_in_no_file(own: Server) -> None:
-    server = own
+def test_an_erased_record_of_a_batch_is_in_no_file(own_server: Server) -> None:
+    server = own_server
     ok(server.post("/v0/topics/t/delete", {"seqs": [7], "erase": True}))
     assert holders(server) == []
     ok(server.put("/v0/topics/sunk", {}), 201)

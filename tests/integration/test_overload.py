@@ -120,7 +120,7 @@ def status_of(connection: socket.socket) -> int:
     return int(data.split(b" ")[1])
 
 
-# ---- slow and silent clients
+# ---- slow and idle clients
 
 
 @fault("client", "clients send one byte at a time", "others are served, and memory stays bounded")
@@ -258,7 +258,7 @@ def test_middling_bodies_that_stop_half_way(server: Server, topic: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def heavy(server: Server) -> str:
+def large_topic(server: Server) -> str:
     """A topic whose pages have 8 MiB, compressed or not."""
     noise = random.Random(1)
     for _ in range(9):
@@ -288,7 +288,7 @@ def is_buffered_full(reply: Reply) -> bool:
 
 def never_read(
     server: Server,
-    heavy: str,
+    large_topic: str,
     topic: str,
     *headers: str,
     clients: int,
@@ -299,13 +299,13 @@ def never_read(
 ) -> None:
     """Writes are served meanwhile, and reads again once these clients are gone."""
     body = json.dumps({"limit": 1000, "max_batch_bytes": page_bytes}).encode()
-    request = head(f"/v0/topics/{heavy}/diff", f"Content-Length: {len(body)}", *headers) + body
+    request = head(f"/v0/topics/{large_topic}/diff", f"Content-Length: {len(body)}", *headers) + body
     with bounded(server, most_mib), sockets(server, clients, 4096) as connections:
         for connection in connections:
             connection.sendall(request * questions)
         wait_answered(connections)
         if refused:
-            until(lambda: is_buffered_full(server.diff(heavy, limit=1)))
+            until(lambda: is_buffered_full(server.diff(large_topic, limit=1)))
         for i in range(100):
             # On a stalled machine they may be refused once.
             until(lambda i=i: server.write(topic, i).status in (200, 201))
@@ -319,12 +319,12 @@ def never_read(
 )
 @pytest.mark.parametrize("headers", [(), ("X-Not-Plain: 1",)], ids=["plain", "full parser"])
 def test_clients_that_ask_for_much_and_never_read(
-    server: Server, heavy: str, topic: str, headers: tuple[str, ...]
+    server: Server, large_topic: str, topic: str, headers: tuple[str, ...]
 ) -> None:
     """Each requests more than its socket's buffers hold, so that the front's limit is reached in the end."""
     never_read(
         server,
-        heavy,
+        large_topic,
         topic,
         *headers,
         clients=400,
@@ -340,5 +340,7 @@ def test_clients_that_ask_for_much_and_never_read(
     "a client sends request after request and never reads",
     "its requests are not processed any more, and memory stays bounded",
 )
-def test_a_client_that_asks_again_and_again_and_never_reads(server: Server, heavy: str, topic: str) -> None:
-    never_read(server, heavy, topic, clients=1, questions=100, page_bytes=8 * MIB, most_mib=300)
+def test_a_client_that_asks_again_and_again_and_never_reads(
+    server: Server, large_topic: str, topic: str
+) -> None:
+    never_read(server, large_topic, topic, clients=1, questions=100, page_bytes=8 * MIB, most_mib=300)

@@ -33,7 +33,7 @@ KEYS = "root,reader:read,app:rw:app.,boss::"
 
 
 @dataclass
-class Ask:
+class Case:
     method: str
     path: str
     body: bytes = b""
@@ -52,15 +52,15 @@ class Ask:
         return f"{self.method} {self.path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + self.body
 
 
-def post(path: str, body: Any = b"", *headers: tuple[str, str], hot: bool = True, root: bool = True) -> Ask:
+def post(path: str, body: Any = b"", *headers: tuple[str, str], hot: bool = True, root: bool = True) -> Case:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     given = {name for name, _ in headers}
     fields = [*([] if "Content-Type" in given or not content else [JSON]), *headers]
-    return Ask("POST", path, content, [*([ROOT] if root else []), *fields], hot)
+    return Case("POST", path, content, [*([ROOT] if root else []), *fields], hot)
 
 
-def other(method: str, path: str, body: bytes = b"", *headers: tuple[str, str]) -> Ask:
-    return Ask(method, path, body, [ROOT, *([JSON] if body else []), *headers])
+def other(method: str, path: str, body: bytes = b"", *headers: tuple[str, str]) -> Case:
+    return Case(method, path, body, [ROOT, *([JSON] if body else []), *headers])
 
 
 def one(value: Any = 1, **fields: Any) -> dict[str, Any]:
@@ -319,17 +319,17 @@ CORPUS = [
     post(T + "w", one(), ("Authorization", "Bearer app"), root=False),
     post(T + "app.x", one(), ("Authorization", "Bearer app"), root=False),
     post(T + "app.x/none", one(), ("Authorization", "Bearer app"), root=False, hot=False),
-    Ask("GET", "/v0/topics", headers=[("Authorization", "Bearer app")]),
-    Ask("GET", "/v0/topics"),
-    Ask("GET", "/v0/none"),
-    Ask("GET", "/healthz"),
-    Ask("GET", "/metrics"),
-    Ask("GET", "/"),
-    Ask("GET", "/", headers=[HTML]),
+    Case("GET", "/v0/topics", headers=[("Authorization", "Bearer app")]),
+    Case("GET", "/v0/topics"),
+    Case("GET", "/v0/none"),
+    Case("GET", "/healthz"),
+    Case("GET", "/metrics"),
+    Case("GET", "/"),
+    Case("GET", "/", headers=[HTML]),
 ]
 
 
-# -- comparing ---------------------------------------------------------------------------------------------
+# -- comparison of answers ---------------------------------------------------------------------------------
 
 CHANGING = (
     (re.compile(rb'"performance":\{[^{}]*\}'), b'"performance":{}'),
@@ -366,14 +366,14 @@ def steady_headers(reply: Reply) -> dict[str, str]:
     return {name: value for name, value in reply.headers.items() if name not in OF_THE_CONNECTION}
 
 
-class Way:
+class ProtocolClient:
     """A client of one protocol that keeps its connection as long as the server does."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self._client: RawClient | None = None
 
-    def ask(self, ask: Ask) -> RawReply:
+    def ask(self, ask: Case) -> RawReply:
         if self._client is None:
             self._client = RawClient(self.server)
         self._client.send(ask.raw)
@@ -408,7 +408,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
 
 
 def test_the_same_request_gets_the_same_answer(servers: list[Server]) -> None:
-    fast, slow = Way(servers[0]), Way(servers[1])
+    fast, slow = ProtocolClient(servers[0]), ProtocolClient(servers[1])
     http2 = Http2Client(servers[2])
     statuses = set()
     for ask in CORPUS:
@@ -437,7 +437,7 @@ def test_hot_requests_take_the_fast_path() -> None:
         assert (plain is not None and plain.body_len <= FAST_BODY_MAX) == ask.hot, ask
 
 
-# -- order -------------------------------------------------------------------------------------------------
+# -- order of answers --------------------------------------------------------------------------------------
 
 _numbers = itertools.count(1)
 
@@ -450,7 +450,7 @@ class Step:
     with_body: bool = True
 
 
-def bare(ask: Ask) -> bytes:
+def bare(ask: Case) -> bytes:
     return replace(ask, headers=[pair for pair in ask.headers if pair != ROOT]).raw
 
 
@@ -529,7 +529,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_a_request_in_two_parts(server: Server, index: int) -> None:
     """All cuts are tested without sockets in `tests/unit/router/connections/test_connection.py`; these are some with sockets."""
     ask, chance = CORPUS[index], random.Random(index)
-    whole = Way(server).ask(ask)
+    whole = ProtocolClient(server).ask(ask)
     for _ in range(3):
         client = RawClient(server)
         at = chance.randrange(1, min(len(ask.raw), 2000))

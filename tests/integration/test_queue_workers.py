@@ -30,7 +30,7 @@ DEATHS = pick(short=16, long=80)
 
 
 @dataclass
-class Floor:
+class SharedRecord:
     """Shared record of all workers: acks, and which worker holds which lease."""
 
     acked: Counter[int] = field(default_factory=Counter)
@@ -40,7 +40,7 @@ class Floor:
     deaths: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def took(self, node: str, job: Json, asked_ms: int) -> None:
+    def claimed_job(self, node: str, job: Json, asked_ms: int) -> None:
         seq = job["$seq"]
         with self.lock:
             self.deliveries.setdefault(seq, []).append(job["deliveries"])
@@ -59,16 +59,16 @@ class Floor:
                 self.acked[seq] += 1
                 self.held.pop(seq, None)
 
-    def dies(self) -> bool:
+    def should_die(self) -> bool:
         with self.lock:
             self.deaths += 1
             return self.deaths <= DEATHS
 
 
 class Worker(threading.Thread):
-    def __init__(self, server: Server, topic: str, floor: Floor, number: int) -> None:
+    def __init__(self, server: Server, topic: str, record: SharedRecord, number: int) -> None:
         super().__init__(name=f"w{number}", daemon=True)
-        self.server, self.topic, self.floor = server, topic, floor
+        self.server, self.topic, self.record = server, topic, record
         self.rng = random.Random(number)
         self.stopping = threading.Event()
         self.lives = 0
@@ -76,11 +76,11 @@ class Worker(threading.Thread):
     def run(self) -> None:
         try:
             while not self.stopping.is_set():
-                self.live()
+                self.run_one_life()
         except Exception as error:
-            self.floor.faults.append(repr(error))
+            self.record.faults.append(repr(error))
 
-    def live(self) -> None:
+    def run_one_life(self) -> None:
         """The life of one worker, under its own node name."""
         self.lives += 1
         node = f"{self.name}.{self.lives}"
@@ -90,8 +90,8 @@ class Worker(threading.Thread):
                 asked_ms = int(time.time() * 1000)
                 claimed = self.post(connection, "claim", {"node": node, "max": 8, "wait_ms": 200})["claimed"]
                 for job in claimed:
-                    self.floor.took(node, job, asked_ms)
-                if claimed and self.rng.random() < 0.1 and self.floor.dies():
+                    self.record.claimed_job(node, job, asked_ms)
+                if claimed and self.rng.random() < 0.1 and self.record.should_die():
                     return
                 self.settle(connection, node, claimed)
         finally:
@@ -107,12 +107,12 @@ class Worker(threading.Thread):
             seqs = [job["$seq"] for job in some]
             body = {"node": node, "seqs": seqs, "lease_ids": [job["lease_id"] for job in some]}
             if verb == "nack":
-                with self.floor.lock:
+                with self.record.lock:
                     for seq in seqs:
-                        self.floor.held.pop(seq, None)
+                        self.record.held.pop(seq, None)
             answer = self.post(connection, verb, body)
             if verb == "ack":
-                self.floor.finished([seq for seq in seqs if seq not in answer["skipped"]])
+                self.record.finished([seq for seq in seqs if seq not in answer["skipped"]])
 
     def post(self, connection: http.client.HTTPConnection, verb: str, body: Json) -> Json:
         headers = {"Content-Type": "application/json"}
@@ -129,28 +129,28 @@ def test_fifty_workers_with_deaths_finish_every_job(
 ) -> None:
     server = start_server()
     make_queue(server, "jobs", durability=durability, lease_ms=LEASE_MS, claim_jitter_ms=jitter_ms)
-    floor = Floor()
-    workers = [Worker(server, "jobs", floor, number) for number in range(WORKERS)]
+    record = SharedRecord()
+    workers = [Worker(server, "jobs", record, number) for number in range(WORKERS)]
     for worker in workers:
         worker.start()
     for first in range(0, JOBS, 100):
         ok(server.write("jobs", *range(first, first + 100)))
-    until(lambda: floor.faults or len(floor.acked) == JOBS, 120)
+    until(lambda: record.faults or len(record.acked) == JOBS, 120)
     for worker in workers:
         worker.stopping.set()
     for worker in workers:
         worker.join(60)
         assert not worker.is_alive()
-    assert not floor.faults, floor.faults[:5]
-    assert floor.acked == Counter(range(1, JOBS + 1)), "each job is acked exactly once"
+    assert not record.faults, record.faults[:5]
+    assert record.acked == Counter(range(1, JOBS + 1)), "each job is acked exactly once"
     assert counts(server, "jobs") == {"ready": 0, "in_flight": 0, "dead_lettered": 0}
-    assert floor.deaths >= DEATHS / 4, "too few workers died"
+    assert record.deaths >= DEATHS / 4, "too few workers died"
     wrong = {
-        seq: found for seq, found in floor.deliveries.items() if sorted(found) != [*range(1, len(found) + 1)]
+        seq: found for seq, found in record.deliveries.items() if sorted(found) != [*range(1, len(found) + 1)]
     }
     assert not wrong, "delivery counts are wrong"
-    again = sum(len(found) - 1 for found in floor.deliveries.values())
-    print(f"{again} redeliveries, {min(floor.deaths, DEATHS)} deaths")
+    again = sum(len(found) - 1 for found in record.deliveries.values())
+    print(f"{again} redeliveries, {min(record.deaths, DEATHS)} deaths")
 
 
 def test_coalesced_claims_keep_all_workers_busy(start_server: Callable[..., Server]) -> None:

@@ -296,7 +296,7 @@ def test_malformed_requests_byte_by_byte(server: Server) -> None:
     check_untouched(server)
 
 
-# -- what is not malformed ---------------------------------------------------------------------------------
+# -- valid requests ----------------------------------------------------------------------------------------
 
 
 def write(topic: str, headers: bytes = b"", version: bytes = b"1.1") -> bytes:
@@ -419,7 +419,7 @@ def test_chunked_requests_keep_the_connection(server: Server, topic: str) -> Non
     client.close()
 
 
-# -- bodies that are not taken -----------------------------------------------------------------------------
+# -- refused bodies ----------------------------------------------------------------------------------------
 
 
 @fault(
@@ -460,7 +460,7 @@ def test_a_refused_small_body_keeps_the_connection(server: Server, topic: str) -
     client.close()
 
 
-# -- ends --------------------------------------------------------------------------------------------------
+# -- disconnects -------------------------------------------------------------------------------------------
 
 
 def poll(topic: str, wait_ms: int, headers: bytes = b"") -> bytes:
@@ -557,13 +557,13 @@ def test_clients_that_leave_in_a_body_are_no_error(server: Server, topic: str) -
     assert faults(server) == []
 
 
-# -- time --------------------------------------------------------------------------------------------------
+# -- timeouts ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def short_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     environment = {"TOPICS_KEEPALIVE_MS": "200", "TOPICS_REQUEST_TIMEOUT_MS": "300"}
-    server = Server(tmp_path_factory.mktemp("hasty"), environment)
+    server = Server(tmp_path_factory.mktemp("short_timeouts"), environment)
     try:
         yield server.start()
     finally:
@@ -571,13 +571,13 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @fault("client", "a connection is idle", "it is closed after a timeout, unless it waits for an answer")
-def test_idle_connections_are_closed(hasty: Server, topic: str) -> None:
+def test_idle_connections_are_closed(short_timeouts: Server, topic: str) -> None:
     clients = []
     for data in (b"", write(topic), b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
-        client = RawClient(hasty, timeout_s=PATIENCE_S)
+        client = RawClient(short_timeouts, timeout_s=PATIENCE_S)
         client.send(data)
         clients.append((client, 1 if data else 0))
-    http2 = Http2Client(hasty, timeout_s=PATIENCE_S)
+    http2 = Http2Client(short_timeouts, timeout_s=PATIENCE_S)
     assert http2.request("GET", "/healthz").status == 200
     for client, answers in clients:
         assert len(client.read_all()) == answers
@@ -586,11 +586,11 @@ def test_idle_connections_are_closed(hasty: Server, topic: str) -> None:
     http2.close()
 
 
-def test_a_long_poll_is_not_idle(hasty: Server, topic: str) -> None:
-    hasty.write(topic, 1)
+def test_a_long_poll_is_not_idle(short_timeouts: Server, topic: str) -> None:
+    short_timeouts.write(topic, 1)
     clients = []
     for headers in (b"", b"X-Odd: 1\r\n"):
-        client = RawClient(hasty, timeout_s=PATIENCE_S)
+        client = RawClient(short_timeouts, timeout_s=PATIENCE_S)
         client.send(poll(topic, 2500, headers))
         clients.append(client)
     for client in clients:
@@ -603,7 +603,7 @@ def test_a_long_poll_is_not_idle(hasty: Server, topic: str) -> None:
     "a client sends half a request and then nothing",
     "408 after a timeout, and the connection is closed",
 )
-def test_requests_that_do_not_come_are_answered_with_408(hasty: Server, topic: str) -> None:
+def test_requests_that_do_not_come_are_answered_with_408(short_timeouts: Server, topic: str) -> None:
     parts = [
         b"P",
         b"POST /v0/topics/a HTTP/1.1\r\nHost: x\r\nContent-Le",
@@ -614,7 +614,7 @@ def test_requests_that_do_not_come_are_answered_with_408(hasty: Server, topic: s
     ]
     clients = []
     for part in parts:
-        client = RawClient(hasty, timeout_s=PATIENCE_S)
+        client = RawClient(short_timeouts, timeout_s=PATIENCE_S)
         client.send(part)
         clients.append(client)
     for client in clients:
@@ -622,7 +622,7 @@ def test_requests_that_do_not_come_are_answered_with_408(hasty: Server, topic: s
         check_refused(reply, 408)
         assert reply.error["code"] == "request_timeout"
         client.close()
-    assert topic not in topics(hasty)
+    assert topic not in topics(short_timeouts)
 
 
 # -- clients that do not read ------------------------------------------------------------------------------
@@ -634,14 +634,14 @@ def rss_bytes(pid: int) -> int:
 
 
 @fault("client", "a client stops reading its answer", "its connection is cut; a slow one is not")
-def test_a_client_that_reads_nothing_is_bounded_and_cut(hasty: Server, topic: str) -> None:
-    hasty.write(topic, *["x" * 500_000] * 6)
+def test_a_client_that_reads_nothing_is_bounded_and_cut(short_timeouts: Server, topic: str) -> None:
+    short_timeouts.write(topic, *["x" * 500_000] * 6)
     body = b'{"max_batch_bytes":8388608}'
     line = b"POST /v0/topics/%b/diff HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b"
     diff = line % (topic.encode(), JSON, len(body), body)
-    front = hasty.pid("front 0")
+    front = short_timeouts.pid("front 0")
     before = rss_bytes(front)
-    client = hasty.connect()
+    client = short_timeouts.connect()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.sendall(diff * 200)  # answers of 600 MB
 
@@ -655,7 +655,7 @@ def test_a_client_that_reads_nothing_is_bounded_and_cut(hasty: Server, topic: st
 
     until(is_cut, every_s=0.05)
     client.close()
-    assert hasty.diff(topic, limit=1).status == 200
+    assert short_timeouts.diff(topic, limit=1).status == 200
 
 
 def test_more_than_the_buffer_takes_is_pipelined(server: Server, topic: str) -> None:

@@ -24,7 +24,9 @@ SOON = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
 
 
 @pytest.fixture(scope="module", params=["blocking", "asyncio"])
-def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OtlpReceiver, Any]]:
+def spans_and_output(
+    request: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OtlpReceiver, Any]]:
     """The collector's spans, and the output of the program."""
     with collecting() as receiver:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, **SOON}
@@ -44,8 +46,8 @@ def told(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         yield receiver, json.loads(program.stdout)
 
 
-def test_a_trace_from_the_span_of_a_program_to_its_worker(told: tuple[OtlpReceiver, Any]) -> None:
-    receiver, _ = told
+def test_a_trace_from_the_span_of_a_program_to_its_worker(spans_and_output: tuple[OtlpReceiver, Any]) -> None:
+    receiver, _ = spans_and_output
     order, publish = receiver.one("order"), receiver.one("publish jobs")
     receive, process = receiver.one("receive jobs"), receiver.one("process jobs")
     assert (publish.parent_id, process.parent_id) == (order.span_id, publish.span_id)
@@ -59,8 +61,8 @@ def test_a_trace_from_the_span_of_a_program_to_its_worker(told: tuple[OtlpReceiv
     assert process.is_error  # the handler gave up
 
 
-def test_records_carry_it(told: tuple[OtlpReceiver, Any]) -> None:
-    receiver, printed = told
+def test_records_carry_it(spans_and_output: tuple[OtlpReceiver, Any]) -> None:
+    receiver, printed = spans_and_output
     (done,) = printed["done"]
     assert ids_in(done) == ids_of(receiver.one("publish done"))
     # Each record of a batching producer has the trace of its own send().
@@ -78,8 +80,8 @@ def ids_of(span: Span) -> list[str]:
     return [span.trace_id, span.span_id]
 
 
-def test_the_server_has_a_span_for_each_request(told: tuple[OtlpReceiver, Any]) -> None:
-    receiver, _ = told
+def test_the_server_has_a_span_for_each_request(spans_and_output: tuple[OtlpReceiver, Any]) -> None:
+    receiver, _ = spans_and_output
     spans = [span for span in receiver.spans if span.service == "topics"]
     assert {span.kind for span in spans} == {SERVER}
     publish = receiver.one("publish jobs")
@@ -93,14 +95,14 @@ def test_the_server_has_a_span_for_each_request(told: tuple[OtlpReceiver, Any]) 
     assert claim.parent_id == ""
 
 
-def test_a_write_that_fails_has_a_span_that_says_so(told: tuple[OtlpReceiver, Any]) -> None:
-    receiver, _ = told
+def test_a_write_that_fails_has_a_span_that_says_so(spans_and_output: tuple[OtlpReceiver, Any]) -> None:
+    receiver, _ = spans_and_output
     failed = receiver.one("publish none")
     assert failed.is_error
     assert failed.parent_id == receiver.one("look").span_id
 
 
-# ---- off
+# ---- without tracing
 
 
 def test_without_the_variables_opentelemetry_is_not_imported() -> None:

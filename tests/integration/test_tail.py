@@ -83,7 +83,7 @@ def test_a_terminal_gets_colours_and_no_escapes_of_records() -> None:
     assert record_format.as_coloured_text(sly) == record_format.as_coloured_text(sly)
 
 
-# -- where it stands ---------------------------------------------------------------------------------------
+# -- patterns ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_patterns(name: str, wanted: bool) -> None:
     assert is_pattern(name) == wanted
 
 
-# -- over a socket -----------------------------------------------------------------------------------------
+# -- streams -----------------------------------------------------------------------------------------------
 
 
-class Run:
+class FinishedTail:
     """A tail that has ended."""
 
     def __init__(self, server: EventServer, *names: str, count: int | None = None) -> None:
@@ -126,7 +126,7 @@ class Run:
 def test_it_shows_records_and_stops_after_so_many() -> None:
     stream = SOON + records("t", "a", 1, 1, 2) + event("caught-up", "a", topic="t", head_seq=2)
     with serving(made(t=0), Answer(body=stream + records("t", "b", 3, 3, 4), holds=True)) as server:
-        run = Run(server, count=3)
+        run = FinishedTail(server, count=3)
     assert (run.code, run.shown, run.told) == (OK, [1, 2, 3], [])
 
 
@@ -137,7 +137,7 @@ def test_a_broken_stream_goes_on_from_the_last_whole_event() -> None:
         Answer(body=SOON + records("t", "a", 1, 1) + cut),
         Answer(body=SOON + records("t", "b", 2, 2), holds=True),
     ) as server:
-        run = Run(server, count=2)
+        run = FinishedTail(server, count=2)
     assert run.shown == [1, 2]
     assert server.ids == [None, "a"]
     assert run.told == ["the connection ended (retrying)", "reconnected"]
@@ -151,7 +151,7 @@ def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
         made("wid_2", t=1),
         Answer(body=SOON + records("t", "z", 2, 2), holds=True),
     ) as server:
-        run = Run(server, count=2)
+        run = FinishedTail(server, count=2)
     assert run.shown == [1, 2]
     assert [body["topics"] for body in server.bodies] == [{"t": {"tail": True}}, {"t": {"from_seq": 1}}]
     assert [asked.path for asked in server.asked][-2:] == ["/v0/watch?lenient=true", "/v0/watch/wid_2"]
@@ -168,7 +168,7 @@ def test_a_server_that_forgets_at_once_is_asked_after_a_pause() -> None:
         made("wid_3", t=0),
         Answer(body=records("t", "a", 1, 1), holds=True),
     ) as server:
-        run = Run(server, count=1)
+        run = FinishedTail(server, count=1)
     assert run.shown == [1]
     assert len(server.asked) == 7
 
@@ -182,7 +182,7 @@ def test_gaps_and_deleted_topics_are_reported() -> None:
         + event("topic-deleted", "d", topic="t", head_seq=0, reason="deleted")
     )
     with serving(made(t=0), Answer(body=stream)) as server:
-        run = Run(server)
+        run = FinishedTail(server)
     assert run.told == [
         "t: records 1 to 4 are lost (cap)",
         "t: record 6 is lost (crash)",
@@ -201,7 +201,7 @@ def test_a_gap_moves_the_cursor_also_back() -> None:
         made(t=0),
         Answer(body=records("t", "b", 1, 1), holds=True),
     ) as server:
-        Run(server, count=1)
+        FinishedTail(server, count=1)
     assert server.bodies[1]["topics"] == {"t": {"from_seq": 0}}
 
 
@@ -210,7 +210,7 @@ def test_a_pattern_outlives_its_topics() -> None:
     with serving(
         made(**{"o.a": 0}), Answer(body=SOON + deleted + records("o.b", "b", 1, 1), holds=True)
     ) as server:
-        run = Run(server, "o.>", count=1)
+        run = FinishedTail(server, "o.>", count=1)
     assert (run.code, run.shown) == (OK, [1])
 
 
@@ -222,7 +222,7 @@ def test_a_topic_deleted_while_the_stream_was_disconnected() -> None:
         made(b=1),
         Answer(body=records("b", "x", 2, 2), holds=True),
     ) as server:
-        run = Run(server, "a", "b", count=1)
+        run = FinishedTail(server, "a", "b", count=1)
     assert run.shown == [2]
     assert "a was deleted" in run.told
 
@@ -235,7 +235,7 @@ def test_a_server_that_is_not_ready_is_asked_again(status: int) -> None:
         refusal(status, "not_ready", "not ready yet"),
         Answer(body=records("t", "b", 2, 2), holds=True),
     ) as server:
-        assert Run(server, count=2).shown == [1, 2]
+        assert FinishedTail(server, count=2).shown == [1, 2]
     assert server.ids == [None, "a", "a"]
 
 
@@ -247,7 +247,7 @@ def test_the_reason_why_a_stream_ended_is_reported() -> None:
         Answer(body=SOON + event("caught-up", "z", topic="t", head_seq=0) + advice + bye),
         Answer(body=records("t", "a", 1, 1), holds=True),
     ) as server:
-        run = Run(server, count=1)
+        run = FinishedTail(server, count=1)
     assert run.told == [
         "slow down",
         "the server is stopping (retrying)",
@@ -260,7 +260,7 @@ def test_a_session_that_is_gone_while_it_streams() -> None:
     with serving(
         made(t=3), Answer(body=SOON + gone), made(t=3), Answer(body=records("t", "a", 4, 4), holds=True)
     ) as server:
-        assert Run(server, count=1).shown == [4]
+        assert FinishedTail(server, count=1).shown == [4]
     assert server.bodies[1]["topics"] == {"t": {"from_seq": 3}}
 
 
@@ -276,20 +276,20 @@ def test_a_session_that_is_gone_while_it_streams() -> None:
 )
 def test_a_refusal_ends_it(answer: Answer, told: str) -> None:
     with serving(answer) as server:
-        run = Run(server)
+        run = FinishedTail(server)
     assert run.code == FAILED
     assert run.reason.startswith(told.format(url=server.url))
 
 
 def test_an_invalid_event_ends_it() -> None:
     with serving(made(t=0), Answer(body=event("record", "a", later=1))) as server:
-        assert Run(server).code == FAILED
+        assert FinishedTail(server).code == FAILED
 
 
 def test_events_of_later_versions_are_ignored() -> None:
     stream = event("weather", "a", sky="grey") + records("t", "b", 1, 1)
     with serving(made(t=0), Answer(body=stream, holds=True)) as server:
-        assert Run(server, count=1).shown == [1]
+        assert FinishedTail(server, count=1).shown == [1]
 
 
 # -- the command -------------------------------------------------------------------------------------------

@@ -52,12 +52,12 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def moved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def relocated_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a stopped server that has relocated all it could: to be copied."""
-    server = tiered(tmp_path_factory.mktemp("moved")).start()
+    server = tiered(tmp_path_factory.mktemp("relocated")).start()
     try:
         fill(server)
-        move_all(server)
+        relocate_all(server)
         assert server.stop() == 0
     finally:
         server.close()
@@ -65,21 +65,21 @@ def moved_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def moved(moved_once: Path, tmp_path: Path) -> Iterator[Server]:
+def relocated(relocated_folder: Path, tmp_path: Path) -> Iterator[Server]:
     """A server on a copy of it."""
     for name in ("data", "cold"):
-        shutil.copytree(moved_once / name, tmp_path / name)
+        shutil.copytree(relocated_folder / name, tmp_path / name)
     server = tiered(tmp_path).start()
     yield server
     server.close()
 
 
-def test_files_are_readable_by_their_owner_only(moved_once: Path) -> None:
-    made = [path for name in ("data", "cold") for path in (moved_once / name).rglob("*")]
-    assert any(path.suffix == ".data" for path in (moved_once / "cold").rglob("*"))
-    modes = {str(path.relative_to(moved_once)): stat.S_IMODE(path.stat().st_mode) for path in made}
+def test_files_are_readable_by_their_owner_only(relocated_folder: Path) -> None:
+    made = [path for name in ("data", "cold") for path in (relocated_folder / name).rglob("*")]
+    assert any(path.suffix == ".data" for path in (relocated_folder / "cold").rglob("*"))
+    modes = {str(path.relative_to(relocated_folder)): stat.S_IMODE(path.stat().st_mode) for path in made}
     assert {name: oct(mode) for name, mode in modes.items() if mode not in (0o600, 0o700)} == {}
-    assert stat.S_IMODE((moved_once / "cold").stat().st_mode) == 0o700
+    assert stat.S_IMODE((relocated_folder / "cold").stat().st_mode) == 0o700
 
 
 def fill(server: Server) -> None:
@@ -103,7 +103,7 @@ def restart(server: Server) -> None:
     server.start()
 
 
-def move_all(server: Server) -> None:
+def relocate_all(server: Server) -> None:
     """Wait until the hot tier has removed relocated segments: two snapshots must say that they are cold."""
     restart(server)
     until(lambda: len(cold_data(server)) == 9)
@@ -153,8 +153,8 @@ def content(path: Path) -> bytes:
         return b""
 
 
-def test_segments_move_are_read_and_are_erased(moved: Server) -> None:
-    server = moved
+def test_segments_move_are_read_and_are_erased(relocated: Server) -> None:
+    server = relocated
     assert read(server) == list(range(1, COUNT + 1))
     assert diff(server)["performance"]["cold_segments_read"] == 8
     assert "cold_segments_read" not in diff(server, from_seq=92)["performance"]
@@ -208,9 +208,9 @@ def fired(server: Server) -> str:
     "the cold tier takes 10 s per call",
     "reads of old records take that long; writes, reads of new records and long polls are not slower",
 )
-def test_a_slow_cold_tier_slows_history_and_nothing_else(moved: Server) -> None:
+def test_a_slow_cold_tier_slows_history_and_nothing_else(relocated: Server) -> None:
     """Several rounds of writes and reads end while one cold segment is opened."""
-    server = moved
+    server = relocated
     points = server.folder / "cold-points" / "points"
     points.write_text(f"segment.open.before slow ms={SLOW_MS}\n")
     done: list[float] = []
@@ -229,8 +229,8 @@ def test_a_slow_cold_tier_slows_history_and_nothing_else(moved: Server) -> None:
     assert server.stop() == 0
 
 
-def test_a_missing_cold_directory_is_reported_until_it_is_back(moved: Server) -> None:
-    server = moved
+def test_a_missing_cold_directory_is_reported_until_it_is_back(relocated: Server) -> None:
+    server = relocated
     away = server.folder / "unmounted"
     (server.folder / "cold").rename(away)
     reply = server.post("/v0/topics/t/diff", {"from_seq": 0})

@@ -185,7 +185,7 @@ def test_a_full_topic(shared_server: Server, topic: str) -> None:
     assert ok(commit(shared_server, topic, txn, ("a", 1, 2)))["count"] == 2
 
 
-# -- who, and how much -------------------------------------------------------------------------------------
+# -- authorization -----------------------------------------------------------------------------------------
 
 
 def test_scopes_and_prefixes(start_server: Callable[..., Server]) -> None:
@@ -209,7 +209,7 @@ def test_scopes_and_prefixes(start_server: Callable[..., Server]) -> None:
 # -- kills -------------------------------------------------------------------------------------------------
 
 
-class Patient:
+class RetryingProducer:
     """A producer that repeats every call until it gets a definite answer."""
 
     def __init__(self, server: Server, topic: str, batches: int, records: int) -> None:
@@ -268,7 +268,10 @@ def test_a_shard_that_is_killed_while_it_commits(start_server: Callable[..., Ser
     server = start_server(environment={"TOPICS_WAL_SHARDS": "1"})
     ok(server.put("/v0/topics/small", {"durability": "fsync"}), 201)
     ok(server.put("/v0/topics/large", {"durability": "disk"}), 201)
-    producers = [Patient(server, "small", pick(short=150, long=400), 3), Patient(server, "large", 3, 4000)]
+    producers = [
+        RetryingProducer(server, "small", pick(short=150, long=400), 3),
+        RetryingProducer(server, "large", 3, 4000),
+    ]
     threads = [threading.Thread(target=producer.run) for producer in producers]
     for thread in threads:
         thread.start()

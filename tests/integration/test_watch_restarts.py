@@ -144,9 +144,9 @@ def test_while_a_worker_is_away_the_others_topics_go_on(server: Server) -> None:
         ok(server.write(name, 0), 201)
     both = Browser(server, [away, other])
     both.read_until(1)
-    talk = WebSocket(server)
-    talk.ask("subscribe", topics={other: {"tail": True}, away: {"tail": True}})
-    talk.take("caught_up", "caught_up")
+    websocket = WebSocket(server)
+    websocket.ask("subscribe", topics={other: {"tail": True}, away: {"tail": True}})
+    websocket.take("caught_up", "caught_up")
     with hold_lock(server, 1):
         for i in range(1, 10):
             ok(server.write(other, i))
@@ -155,16 +155,16 @@ def test_while_a_worker_is_away_the_others_topics_go_on(server: Server) -> None:
                 lambda i=i: both.ledger.cursors[other] == i + 1,
                 lambda _, f: both.ledger.take(f),
             )
-            [record, _] = talk.take("record", "caught_up")
+            [record, _] = websocket.take("record", "caught_up")
             assert record["topic"] == other
     server.wait_ready()
     ok(server.write(away, 1))
     pump([both.stream], lambda: both.ledger.cursors[away] == 2, lambda _, frame: both.ledger.take(frame))
-    [record, _] = talk.take("record", "caught_up")
+    [record, _] = websocket.take("record", "caught_up")
     assert (record["topic"], record["from_seq"]) == (away, 1)
     assert both.streams == 1
     both.stream.close()
-    talk.close()
+    websocket.close()
 
 
 @contextlib.contextmanager
@@ -265,7 +265,7 @@ def free_port() -> int:
         return port
 
 
-# -- meanwhile ---------------------------------------------------------------------------------------------
+# -- streams opened during a restart -----------------------------------------------------------------------
 
 
 @fault(

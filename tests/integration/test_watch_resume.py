@@ -31,7 +31,7 @@ def read_on(ledger: Ledger, stream: EventStream, heads: dict[str, int]) -> None:
         ledger.take(stream.next())
 
 
-# -- at every frame ----------------------------------------------------------------------------------------
+# -- resuming at every frame -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_more_topics_than_an_id_names(shared_server: Server) -> None:
     assert all(ledger.seqs[name] == [1, 2, 3] for name in names)
 
 
-# -- what an id may say ------------------------------------------------------------------------------------
+# -- contents of ids ---------------------------------------------------------------------------------------
 
 
 def test_without_an_id_the_server_goes_on_where_it_was(

@@ -24,9 +24,9 @@ from tests.integration.test_http1_streams import (
     LOOPS,
     PATIENT_S,
     NewLoop,
-    Site,
-    StreamGate,
-    Tap,
+    RecordingOwner,
+    SocketServer,
+    StreamAdmission,
     run_on,
     stream_world,
 )
@@ -39,7 +39,7 @@ from topics.protocols.websocket.session import WebSocketError, WebSocketSession
 TEXT, BINARY, CONTINUED, CLOSE, PING, PONG = 1, 2, 0, 8, 9, 10
 
 
-class Echo(Tap):
+class Echo(RecordingOwner):
     """Sends back what it receives."""
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ class Echo(Tap):
         self.open_sink.write(text_frame(b"bytes!"))
 
 
-class SocketGate(StreamGate):
+class SocketAdmission(StreamAdmission):
     """Answers every request with a WebSocket."""
 
     def handle(self, request: Request, respond: Respond) -> None:
         self.handled.append(request)
         echo = Echo()
-        self.taps.append(echo)
+        self.owners.append(echo)
         self.asked.set()
         response = Response(200, websocket=echo)
         if request.path == b"/wait":
@@ -79,10 +79,10 @@ class SocketGate(StreamGate):
 
     @property
     def echo(self) -> Echo:  # type: ignore[override]
-        return cast(Echo, self.taps[-1])
+        return cast(Echo, self.owners[-1])
 
     @echo.setter
-    def echo(self, _gate: object) -> None:
+    def echo(self, _admission: object) -> None:
         """Always echoes."""
 
 
@@ -114,7 +114,7 @@ def frame(payload: bytes, opcode: int = TEXT, *, final: bool = True, reserved: i
     return head + mask + masked
 
 
-class Raw:
+class RawClient:
     """A client that sends arbitrary bytes and reads frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -144,7 +144,7 @@ class Raw:
 
 
 @asynccontextmanager
-async def talk(site: Site) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+async def open_websocket(site: SocketServer) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
     url = f"http://127.0.0.1:{site.address[1]}/ws"
     async with (
         aiohttp.ClientSession() as session,
@@ -153,8 +153,8 @@ async def talk(site: Site) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
         yield client
 
 
-async def raw(site: Site, more: bytes = b"") -> Raw:
-    client = Raw(*await site.connect(handshake() + more))
+async def connect_raw(site: SocketServer, more: bytes = b"") -> RawClient:
+    client = RawClient(*await site.connect(handshake() + more))
     head = await client.head()
     assert head.startswith(b"HTTP/1.1 101 ") and b"Sec-WebSocket-Extensions" not in head
     return client
@@ -166,7 +166,7 @@ async def raw(site: Site, more: bytes = b"") -> Raw:
 @LOOPS
 def test_messages_of_all_sizes(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site, talk(site) as client:
+        async with SocketServer(SocketAdmission()) as site, open_websocket(site) as client:
             for size in (0, 1, 125, 126, 65_535, 65_536, 3_000_000):
                 message = "é" * (size // 2) + "x" * (size % 2)
                 await client.send_str(message)
@@ -191,7 +191,7 @@ def test_frames_are_read_by_another_client() -> None:
     """Checked with the reader of aiohttp's client, for all kinds of lengths."""
 
     async def test() -> None:
-        async with Site(SocketGate()) as site, talk(site) as client:
+        async with SocketServer(SocketAdmission()) as site, open_websocket(site) as client:
             for size in (0, 1, 124, 125, 126, 127, 65_534, 65_535, 65_536, 65_537):
                 site.admission.echo.open_sink.write(text_frame(b"a" * size))
                 assert await client.receive_str(timeout=PATIENT_S) == "a" * size
@@ -202,8 +202,8 @@ def test_frames_are_read_by_another_client() -> None:
 @LOOPS
 def test_fragments_with_pings_between_them(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site)
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site)
             parts = [
                 frame(b"one ", final=False),
                 frame(b"p", PING),
@@ -220,18 +220,18 @@ def test_fragments_with_pings_between_them(new_loop: NewLoop) -> None:
                 (TEXT, b"next"),
             ]
             client.writer.close()
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
 
     run_on(new_loop, test)
 
 
 def test_frames_right_after_the_handshake_are_not_lost() -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site, frame(b"early") + frame(b"bird")[:3])
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site, frame(b"early") + frame(b"bird")[:3])
             assert await client.frame() == (TEXT, b"early")
             client.writer.close()
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
 
     run(test)
 
@@ -240,8 +240,8 @@ def test_much_that_comes_before_the_handshake_is_answered() -> None:
     """Reading is paused by then, and must be resumed."""
 
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = Raw(*await site.connect(handshake(b"/wait")))
+        async with SocketServer(SocketAdmission()) as site:
+            client = RawClient(*await site.connect(handshake(b"/wait")))
             await asyncio.wait_for(site.admission.asked.wait(), PATIENT_S)
             client.writer.write(frame(b"x" * 600_000) + frame(b"bye"))
             [connection] = site.server.connections
@@ -257,19 +257,19 @@ def test_much_that_comes_before_the_handshake_is_answered() -> None:
     run(test)
 
 
-# -- ends --------------------------------------------------------------------------------------------------
+# -- closing -----------------------------------------------------------------------------------------------
 
 
 @LOOPS
 def test_the_server_closes(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site, talk(site) as client:
+        async with SocketServer(SocketAdmission()) as site, open_websocket(site) as client:
             await client.send_str("bye")
             assert await client.receive_str(timeout=PATIENT_S) == "goodbye"
             end = await client.receive(timeout=PATIENT_S)
             assert (end.type, end.data) == (WSMsgType.CLOSE, 1000)
-            await site.admission.echo.hears("closed")
-            assert site.admission.echo.heard == ["opened", "closed"]
+            await site.admission.echo.wait_until("closed")
+            assert site.admission.echo.events == ["opened", "closed"]
             await client.close()
 
     run_on(new_loop, test)
@@ -278,12 +278,12 @@ def test_the_server_closes(new_loop: NewLoop) -> None:
 @LOOPS
 def test_the_client_closes(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site)
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site)
             client.writer.write(frame(b"last") + frame(struct.pack(">H", 1000), CLOSE) + frame(b"ignored"))
             assert await client.frame() == (TEXT, b"last")
             assert await client.close_code() == 1000 and await client.at_end()
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
             assert site.admission.echo.messages == 1
             client.writer.close()
             while site.server.connections:
@@ -296,8 +296,8 @@ def test_the_client_closes(new_loop: NewLoop) -> None:
 @pytest.mark.parametrize("how", ["eof", "reset"])
 def test_the_client_disconnects_without_a_close_frame(new_loop: NewLoop, how: str) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site, frame(b"a"))
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site, frame(b"a"))
             assert await client.frame() == (TEXT, b"a")
             if how == "eof":
                 client.writer.write_eof()
@@ -306,8 +306,8 @@ def test_the_client_disconnects_without_a_close_frame(new_loop: NewLoop, how: st
                 client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 client.writer.transport.abort()
             echo = site.admission.echo
-            await echo.hears("closed")
-            assert echo.heard == ["opened", "closed"]
+            await echo.wait_until("closed")
+            assert echo.events == ["opened", "closed"]
             echo.open_sink.write(text_frame(b"late"))
             echo.open_sink.close()
             echo.open_sink.abort()
@@ -321,8 +321,8 @@ def test_the_client_disconnects_without_a_close_frame(new_loop: NewLoop, how: st
 @LOOPS
 def test_the_server_stops(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site)
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site)
             drained = asyncio.ensure_future(site.server.drain())
             await asyncio.sleep(0)
             assert not drained.done()
@@ -336,14 +336,14 @@ def test_the_server_stops(new_loop: NewLoop) -> None:
 
 def test_a_websocket_that_opens_while_the_server_stops() -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = Raw(*await site.connect(handshake(b"/wait")))
+        async with SocketServer(SocketAdmission()) as site:
+            client = RawClient(*await site.connect(handshake(b"/wait")))
             await asyncio.wait_for(site.admission.asked.wait(), PATIENT_S)
             site.server.services.draining = True
             site.admission.waiting.pop()()
             await client.head()
             assert await client.close_code() == 1001
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
             client.writer.close()
 
     run(test)
@@ -351,11 +351,11 @@ def test_a_websocket_that_opens_while_the_server_stops() -> None:
 
 def test_abort() -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site)
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site)
             site.admission.echo.open_sink.abort()
             assert await client.at_end()
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
             client.writer.close()
 
     run(test)
@@ -378,11 +378,11 @@ def test_abort() -> None:
 )
 def test_invalid_frames(bytes_: bytes, code: int) -> None:
     async def test() -> None:
-        async with Site(SocketGate(), body_bytes_max=1_000_000) as site:
-            client = await raw(site, frame(b"before") + bytes_ + bytes(300_000))
+        async with SocketServer(SocketAdmission(), body_bytes_max=1_000_000) as site:
+            client = await connect_raw(site, frame(b"before") + bytes_ + bytes(300_000))
             assert await client.frame() == (TEXT, b"before")
             assert await client.close_code() == code
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
             assert site.server.receiving.held == 0
             client.writer.close()
 
@@ -395,11 +395,11 @@ def test_invalid_frames(bytes_: bytes, code: int) -> None:
 @pytest.mark.parametrize("bytes_", [text_frame(b"a"), text_frame(b"a" * 700), text_frame(b""), PING_FRAME])
 def test_a_frame_without_a_mask(bytes_: bytes) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site, frame(b"before") + bytes_ + frame(b"after"))
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site, frame(b"before") + bytes_ + frame(b"after"))
             assert await client.frame() == (TEXT, b"before")
             assert await client.frame() == (CLOSE, (1002).to_bytes(2, "big"))
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
             assert site.server.receiving.held == 0
             client.writer.close()
 
@@ -428,8 +428,8 @@ def test_frames_may_be_cut_anywhere() -> None:
 
 def test_the_largest_message() -> None:
     async def test() -> None:
-        async with Site(SocketGate(), body_bytes_max=100_000) as site:
-            client = await raw(site, frame(b"a" * 100_000))
+        async with SocketServer(SocketAdmission(), body_bytes_max=100_000) as site:
+            client = await connect_raw(site, frame(b"a" * 100_000))
             assert await client.frame() == (TEXT, b"a" * 100_000)
             client.writer.write(frame(b"a" * 60_000, final=False) + frame(b"b" * 40_001, CONTINUED))
             assert await client.close_code() == 1009
@@ -441,10 +441,10 @@ def test_the_largest_message() -> None:
 @fault("front", "the handler of a WebSocket fails", "it is closed with 1011; the front continues")
 def test_a_handler_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site, frame(b"fail") + frame(b"after"))
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site, frame(b"fail") + frame(b"after"))
             assert await client.close_code() == 1011
-            await site.admission.echo.hears("closed")
+            await site.admission.echo.wait_until("closed")
             assert site.admission.echo.messages == 1
             client.writer.close()
 
@@ -452,7 +452,7 @@ def test_a_handler_that_fails(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.message for record in caplog.records] == ["a WebSocket handler failed"]
 
 
-# -- room --------------------------------------------------------------------------------------------------
+# -- flow control ------------------------------------------------------------------------------------------
 
 
 @fault(
@@ -461,17 +461,17 @@ def test_a_handler_that_fails(caplog: pytest.LogCaptureFixture) -> None:
 @LOOPS
 def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = await raw(site)
+        async with SocketServer(SocketAdmission()) as site:
+            client = await connect_raw(site)
             echo = site.admission.echo
             message = frame(b"m" * 50_000)
-            sent = heard = quiet = 0
+            sent = received = quiet = 0
             while quiet < 200:
                 if sent - echo.messages < 20:
                     client.writer.write(message)
                     sent += 1
-                quiet = quiet + 1 if echo.messages == heard and echo.open_sink.is_full else 0
-                heard = echo.messages
+                quiet = quiet + 1 if echo.messages == received and echo.open_sink.is_full else 0
+                received = echo.messages
                 await asyncio.sleep(0)
             assert echo.open_sink.is_full and sent > echo.messages
             [connection] = site.server.connections
@@ -482,7 +482,7 @@ def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
                 assert await client.frame() == (TEXT, b"m" * 50_000)
             assert echo.messages == sent and site.server.stalled_bytes == 0
             client.writer.close()
-            await echo.hears("closed")
+            await echo.wait_until("closed")
 
     run_on(new_loop, test)
 
@@ -494,9 +494,9 @@ def test_a_client_that_does_not_read(new_loop: NewLoop) -> None:
 )
 def test_unfinished_messages_count_as_being_received() -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
+        async with SocketServer(SocketAdmission()) as site:
             site.server.receiving = ByteBudget(1_000_000)
-            first, second = await raw(site), await raw(site)
+            first, second = await connect_raw(site), await connect_raw(site)
             half = frame(b"x" * 900_000)
             first.writer.write(half[:600_000])
             while site.server.receiving.held < 600_000:
@@ -518,7 +518,7 @@ def test_unfinished_messages_count_as_being_received() -> None:
 
 def test_sockets_are_swept_only_when_they_are_stuck() -> None:
     async def test() -> None:
-        world, _ = stream_world(gate := SocketGate())
+        world, _ = stream_world(admission := SocketAdmission())
         connection, transport = world.connect()
         connection.data_received(handshake())
         await rest()
@@ -533,7 +533,7 @@ def test_sockets_are_swept_only_when_they_are_stuck() -> None:
         assert transport.aborted
         connection.connection_lost(None)
         await rest()
-        assert gate.echo.heard == ["opened", "closed"] and not others()
+        assert admission.echo.events == ["opened", "closed"] and not others()
         assert world.server.stalled_bytes == 0
 
     run(test)
@@ -561,15 +561,17 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_handshake(name: str) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = Raw(*await site.connect(BAD[name] + slow(b"/next", headers=b"Connection: close\r\n")))
+        async with SocketServer(SocketAdmission()) as site:
+            client = RawClient(
+                *await site.connect(BAD[name] + slow(b"/next", headers=b"Connection: close\r\n"))
+            )
             got = list(answers(await asyncio.wait_for(client.reader.read(), PATIENT_S)))
             assert len(got) == (1 if name == "HTTP/1.0" else 2), "the connection stays open"
             for status, head, body in got:
                 assert status == 400 and b"Sec-WebSocket-Version: 13" in head
                 assert body["error"]["code"] == "invalid_request"
             assert not site.admission.handled[0].wants_websocket
-            assert all(tap.heard == ["closed"] for tap in site.admission.taps)
+            assert all(owner.events == ["closed"] for owner in site.admission.owners)
             client.writer.close()
 
     run(test)
@@ -587,8 +589,8 @@ def test_a_bad_handshake(name: str) -> None:
 )
 def test_a_good_handshake(changes: dict[str, bytes], caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        async with Site(SocketGate()) as site:
-            client = Raw(*await site.connect(handshake(**changes) + frame(b"a")))
+        async with SocketServer(SocketAdmission()) as site:
+            client = RawClient(*await site.connect(handshake(**changes) + frame(b"a")))
             head = await client.head()
             # The accept value of RFC 6455, 4.2.2 for a key of sixteen zeros.
             assert b"Sec-WebSocket-Accept: ICX+Yqv66kxgM0FcWaLWlFLwTAI=\r\n" in head
@@ -605,20 +607,20 @@ def test_a_good_handshake(changes: dict[str, bytes], caplog: pytest.LogCaptureFi
 def test_a_client_that_disconnects_early(turns: int, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         for answered_first in (True, False):
-            world, _ = stream_world(gate := SocketGate())
+            world, _ = stream_world(admission := SocketAdmission())
             connection, _ = world.connect()
             connection.data_received(handshake(b"/wait"))
             await rest()
             if answered_first:
-                gate.waiting.pop()()
+                admission.waiting.pop()()
                 await rest(turns)
                 connection.connection_lost(None)
             else:
                 connection.connection_lost(None)
                 await rest(turns)
-                gate.waiting.pop()()
+                admission.waiting.pop()()
             await rest()
-            assert gate.echo.heard[-1:] == ["closed"] and not others()
+            assert admission.echo.events[-1:] == ["closed"] and not others()
 
     run(test)
     assert caplog.records == []

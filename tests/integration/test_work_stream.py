@@ -358,7 +358,7 @@ def sse_connections(server: Server) -> int:
     return int(ok(server.get("/v0/metrics", Accept="application/json"))["sse_connections"])
 
 
-# -- ends --------------------------------------------------------------------------------------------------
+# -- end of streams ----------------------------------------------------------------------------------------
 
 
 @both_protocols

@@ -93,7 +93,7 @@ def _put(disk: SimDisk, path: str, data: bytes) -> None:
     disk.close(handle)
 
 
-# -- the readers -------------------------------------------------------------------------------------------
+# -- readers -----------------------------------------------------------------------------------------------
 
 
 def _segment(disk: SimDisk, path: str) -> tuple[str, SegmentMeta]:
