@@ -48,7 +48,7 @@ JOIN_MAX = 64 * 1024  # a body up to this size is joined with its head into one 
 BYTES_PER_S_MIN = 16 * 1024  # minimum rate of senders and readers
 HOLD_FROM = 64 * 1024  # size from which an incomplete request counts towards the budget for request bodies
 LINGER_US = 2_000_000
-EVENTS_PER_TURN = 64  # of one connection that sends many requests at once; then others have their turn
+EVENTS_PER_TURN = range(64)  # of one connection that sends many requests at once; then others have their turn
 EOF_WAIT_US = 2_000_000  # how long a client that has closed its side may wait for a response
 
 
@@ -198,7 +198,7 @@ class Connection(asyncio.Protocol):
         self._advancing = True
         session = self.session
         try:
-            for _ in range(EVENTS_PER_TURN):
+            for _ in EVENTS_PER_TURN:
                 if self.transport is None or (self._stalled_us and session.state is not BODY):
                     break
                 event = session.next_event(self.active_us)
@@ -237,9 +237,8 @@ class Connection(asyncio.Protocol):
         """Update flow control, timeouts and budget after no further request could be started."""
         assert self.transport is not None
         session = self.session
-        size = session.buffered
         blocked = session.state is OPEN or self._is_blocked
-        if blocked and size > READ_AHEAD_MAX:
+        if blocked and len(session.buffer) > READ_AHEAD_MAX:
             self._pause_reading()
         elif self._paused:
             self._resume_reading()
@@ -252,6 +251,7 @@ class Connection(asyncio.Protocol):
             self.began_us = 0
         elif not self.began_us:
             self.began_us, self._arrived_before = self.active_us, 0
+        size = session.buffered
         if (size >= HOLD_FROM or self._held) and not self._hold(size):
             detail: dict[str, object] = {"limit": "bodies"}
             refusal = error_response("throttled", "too many request bodies are being received", detail)
@@ -325,7 +325,7 @@ class Connection(asyncio.Protocol):
             self._close_gracefully()
             return
         self.active_us = self._server.now_us()
-        if self.session.arrived or self._paused or self._ended:
+        if self.session.buffer or self._paused or self._ended:
             self._advance()
 
     def _write(self, head: bytes, body: Body) -> None:

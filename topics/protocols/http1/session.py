@@ -57,7 +57,6 @@ class Http1Session:
     __slots__ = (
         "_arrived",
         "_body",
-        "_buffer",
         "_chunks",
         "_discards",
         "_head",
@@ -65,6 +64,7 @@ class Http1Session:
         "_left",
         "_reads_plain",
         "body_bytes_max",
+        "buffer",
         "state",
     )
 
@@ -72,7 +72,7 @@ class Http1Session:
         self.body_bytes_max = body_bytes_max  # of a chunked body; others are known from their head
         self._reads_plain = reads_plain
         self.state = IDLE
-        self._buffer = b""  # received and not parsed
+        self.buffer = b""  # received and not parsed; not to be changed by others
         self._head: Head | None = None  # of the request, unless it is plain and was complete at once
         self._body: bytes | bytearray = b""
         self._left = 0  # bytes of the body that have not arrived
@@ -86,31 +86,31 @@ class Http1Session:
     @property
     def buffered(self) -> int:
         """Bytes in memory: input that is not parsed, and the body so far."""
-        return len(self._buffer) + len(self._body)
+        return len(self.buffer) + len(self._body)
 
     @property
     def arrived(self) -> int:
         """Bytes of the incomplete request that have arrived; 0 if there is none. Includes a discarded body."""
-        return self._arrived + len(self._buffer)
+        return self._arrived + len(self.buffer)
 
     @property
     def origin(self) -> bytes:
         """The Origin of the incomplete request, as far as it has arrived."""
         if self._head is not None:
             return self._head.request.origin
-        found = _ORIGIN.search(self._buffer, 0, HEAD_BYTES_MAX)
+        found = _ORIGIN.search(self.buffer, 0, HEAD_BYTES_MAX)
         return found[1] if found else b""
 
     # -- input ---------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        self._buffer = self._buffer + data if self._buffer else data
+        self.buffer = self.buffer + data if self.buffer else data
 
     def next_event(self, now_us: int) -> Event | None:
         """The next event; None until more has arrived, or a response was sent. Raises FramingError and BodyTooLarge."""
         if self.state is BODY:
             return self._read_body(now_us)
-        data = self._buffer
+        data = self.buffer
         if self.state is not IDLE or not data:
             return None
         plain = find_plain_head(data) if self._reads_plain else None
@@ -119,7 +119,7 @@ class Http1Session:
         self._is_first = False
         end = plain.end
         if len(data) >= end and plain.body_len <= FAST_BODY_MAX:
-            self._buffer = data[end:]
+            self.buffer = data[end:]
             self.state = OPEN
             return plain.request(data[plain.head_len : end], now_us)
         head = Head(plain.request(b"", now_us), plain.head_len, plain.body_len)
@@ -128,7 +128,7 @@ class Http1Session:
 
     def _read_head(self, data: bytes, now_us: int) -> Event | None:
         if data.startswith(b"\r\n"):  # some clients send an empty line after a body; RFC 9112, 2.2
-            self._buffer = _BLANK_LINES.sub(b"", data)
+            self.buffer = _BLANK_LINES.sub(b"", data)
             return self.next_event(now_us)
         if self._is_first and data.startswith(b"PRI") and _PREFACE.startswith(data[: len(_PREFACE)]):
             if len(data) < len(_PREFACE):
@@ -145,7 +145,7 @@ class Http1Session:
         self.state = BODY
         self._head = head
         self._arrived = head.head_len
-        self._buffer = self._buffer[head.head_len :]
+        self.buffer = self.buffer[head.head_len :]
         if head.body_len is None:
             self._chunks = ChunkedBody()
         else:
@@ -159,15 +159,15 @@ class Http1Session:
         return self._discards
 
     def _read_body(self, now_us: int) -> Request | None:
-        data = self._buffer
+        data = self.buffer
         if self._chunks is not None:
-            part, self._buffer = self._chunks.feed(data)
+            part, self.buffer = self._chunks.feed(data)
             is_complete = self._chunks.done
         else:
-            part, self._buffer = data[: self._left], data[self._left :]
+            part, self.buffer = data[: self._left], data[self._left :]
             self._left -= len(part)
             is_complete = not self._left
-        self._arrived += len(data) - len(self._buffer)
+        self._arrived += len(data) - len(self.buffer)
         if not self._discards:
             self._keep(part)
         return self._complete(now_us) if is_complete else None
@@ -231,12 +231,12 @@ class Http1Session:
         return render_upgrade(key)
 
     def take_rest(self) -> bytes:
-        rest, self._buffer = self._buffer, b""
+        rest, self.buffer = self.buffer, b""
         return rest
 
     def close(self) -> None:
         """Drop what has arrived: nothing more is read."""
         self.state = CLOSED
-        self._buffer = b""
+        self.buffer = b""
         self._head = None
         self._end_body()
