@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from topics.engine.commands.topics import Tombstone
+from topics.engine.commands.topics import Page, Tombstone
 
 PAGES_AHEAD = 2
 STREAM_TOPICS_MAX = 10_000  # topics that one stream follows, patterns included
@@ -102,6 +102,20 @@ class FeedPage(msgspec.Struct, array_like=True):
     caught_up: bool
     tombstone: Tombstone | None = None
     epoch: str = ""
+
+
+def page_of(page: Page, from_seq: int) -> FeedPage:
+    """The fields for a page of records that begins at this cursor."""
+    to_seq = page.next_from_seq
+    return FeedPage(
+        from_seq,
+        to_seq,
+        page.head_seq,
+        page.earliest_seq,
+        len(page.seqs),
+        to_seq >= page.head_seq,
+        page.tombstone,
+    )
 
 
 # -- sessions ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from topics.engine.commands import consumers as con
 from topics.engine.commands import topics as cmd
 from topics.link import wire
 from topics.link.rules import RuleSpec
+from topics.link.watch import FeedOptions
 
 Read: TypeAlias = tuple[cmd.Command, Any]  # the command, and options of its reply
 Steps: TypeAlias = Generator[None, None, Read]
@@ -69,6 +70,9 @@ class Encoding(Protocol):
 
     def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
         """The reply, with the marks of its request (`wire.LATE`, `wire.IGNORED`)."""
+
+    def feed_records(self, page: cmd.Page, options: FeedOptions) -> bytes:
+        """The records of a feed's page."""
 
     def job_events(self, result: con.Claimed, *, headers_only: bool = False) -> bytes:
         """A push of a job stream; empty if there is nothing to send."""

@@ -131,6 +131,7 @@ class ShardCore:
             send=self._send,
             ask=self._ask_for_service,
             now_us=now_us,
+            encodings=self._encodings,
         )
         self.links = PeerLinks(now_us, self._on_catalog_push)
         self.outbox = Outbox(engine, self.links, shards=shards, submit=self._submit, now_us=now_us)

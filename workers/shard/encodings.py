@@ -13,6 +13,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
 from topics.link.rules import RuleSpec
+from topics.link.watch import FeedOptions
 from topics.protocols.encoding import Encoding, Read, Steps
 from topics.protocols.encodings import ENCODINGS
 from workers.forward.messages import encode_step_done, read_copies, read_step
@@ -76,7 +77,7 @@ class BetweenWorkers:
     def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
         return result
 
-    # Workers send each other no writes of clients, no large bodies, no rules and no jobs.
+    # Workers send each other no writes of clients, no large bodies, no rules, and neither watch nor work.
 
     def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
         raise NotImplementedError
@@ -85,6 +86,9 @@ class BetweenWorkers:
         raise NotImplementedError
 
     def appended(self, result: cmd.Appended, **options: Any) -> wire.Result:
+        raise NotImplementedError
+
+    def feed_records(self, page: cmd.Page, options: FeedOptions) -> bytes:
         raise NotImplementedError
 
     def job_events(self, result: con.Claimed, *, headers_only: bool = False) -> bytes:

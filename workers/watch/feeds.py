@@ -23,8 +23,8 @@ from topics.engine.commands import topics as cmd
 from topics.engine.commands.standing_reads import FollowedTopic
 from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
-from topics.link.watch import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_fields
-from topics.protocols.json.replies import feed_page, feed_records
+from topics.link.watch import PAGES_AHEAD, SESSION_TTL_MS, FeedOptions, FeedPage, Follow, page_fields, page_of
+from topics.protocols.encoding import Encoding
 from workers.peers.links import Send
 
 FEEDS_PER_FRONT_MAX = 200_000
@@ -46,6 +46,7 @@ class Feed:
     topic_id: int  # the name may later belong to another topic
     options: FeedOptions
     position: int  # where its next page begins
+    encoding: Encoding
     unacked: deque[tuple[int, int]] = field(default_factory=deque)  # pages without a FEED_ACK
     group: FeedGroup | None = None
     token: Any = None  # of the read that waits in the engine
@@ -92,7 +93,7 @@ class Feeds:
         self._per_front: dict[bytes, int] = {}
         self._groups: dict[tuple[str, str], FeedGroup] = {}
         self._rejoining: list[FeedGroup] = []  # restored groups that wait for REJOIN_MS
-        self._rendered: OrderedDict[tuple[int, int, int, FeedOptions], bytes] = OrderedDict()
+        self._rendered: OrderedDict[tuple[int, int, int, FeedOptions, Encoding], bytes] = OrderedDict()
         # For the file: the groups that it has, and those to write.
         self._stored_groups: dict[tuple[str, str], GroupRow] = {}
         self._changed_groups: dict[tuple[str, str], None] = {}
@@ -102,7 +103,7 @@ class Feeds:
 
     # -- followers -----------------------------------------------------------------------------------------
 
-    def follow(self, peer: bytes, number: int, topic: str, follow: Follow) -> None:
+    def follow(self, peer: bytes, number: int, topic: str, follow: Follow, encoding: Encoding) -> None:
         log = self._reads.follow(topic)
         if self._per_front.get(peer, 0) >= FEEDS_PER_FRONT_MAX:
             raise Throttled(
@@ -112,7 +113,7 @@ class Feeds:
         if follow.options.strong:
             self._reads.track_synced_head(log)
         head = self._head(log, follow.options)
-        feed = Feed(peer, number, topic, log.id, follow.options, head)
+        feed = Feed(peer, number, topic, log.id, follow.options, head, encoding)
         feed.is_early = not is_known and head < log.view.head
         self._feeds[peer, number] = feed
         self._per_front[peer] = self._per_front.get(peer, 0) + 1
@@ -227,7 +228,7 @@ class Feeds:
             head = result.head_seq
             page, text = FeedPage(head, head, head, result.earliest_seq, 0, True), b""
         else:
-            page, text = feed_page(result, requester.position), self._render(result, requester.options)
+            page, text = page_of(result, requester.position), self._render(result, requester)
         requester.position = page.to_seq
         self._push(requester, page, text)
         requester.unacked.append((page.from_seq, page.to_seq))
@@ -253,15 +254,15 @@ class Feeds:
     def _push(self, feed: Feed, page: FeedPage, body: bytes) -> None:
         self._send(feed.peer, feed.number, wire.OK, wire.FEED, page_fields(page), body)
 
-    def _render(self, page: cmd.Page, options: FeedOptions) -> bytes:
+    def _render(self, page: cmd.Page, feed: Feed) -> bytes:
         """Render a page once for all fronts with the same feed."""
         if not page.seqs:
             return b""
         log = self._reads.followed(page.topic)
-        key = (log.id if log is not None else 0, page.seqs[0], page.seqs[-1], options)
+        key = (log.id if log is not None else 0, page.seqs[0], page.seqs[-1], feed.options, feed.encoding)
         text = self._rendered.get(key)
         if text is None:
-            text = feed_records(page, options)
+            text = feed.encoding.feed_records(page, feed.options)
             self._rendered[key] = text
             if len(self._rendered) > RENDERED_MAX:
                 self._rendered.popitem(last=False)
@@ -337,11 +338,11 @@ class Feeds:
         caught_up = page.next_from_seq >= page.head_seq
         from_seq = group.cursor
         for receiver, part in zip(receivers, parts):
-            sent = feed_page(part, from_seq)
+            sent = page_of(part, from_seq)
             sent.caught_up = caught_up
             from_seq = sent.to_seq
             if sent.count or sent.tombstone is not None:
-                self._push(receiver, sent, feed_records(part, receiver.options))
+                self._push(receiver, sent, receiver.encoding.feed_records(part, receiver.options))
                 receiver.unacked.append((sent.from_seq, sent.to_seq))
         group.next_member = (first + len(parts)) % max(len(group.members), 1)
         group.cursor = page.next_from_seq

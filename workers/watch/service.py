@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from topics.link.watch import (
     SessionRequest,
     encode,
 )
+from topics.protocols.encoding import Encoding
 from workers.peers.links import Send
 from workers.watch import session_file
 from workers.watch.feeds import GROUPS_MAX, Feed, FeedGroup, Feeds
@@ -88,8 +89,10 @@ class WatchService:
         send: Send,
         ask: Callable[[bytes, int, Any, cmd.Command | None], Token],
         now_us: Callable[[], int],
+        encodings: Mapping[int, Encoding],
     ) -> None:
         self._engine = engine
+        self._encodings = encodings
         self._disk = disk
         self._send = send
         self._ask = ask
@@ -236,7 +239,8 @@ class WatchService:
             self.feeds.on_result(requester, token, result)
 
     def _on_follow(self, peer: bytes, request: wire.Request) -> None:
-        self.feeds.follow(peer, request.id, request.topic.decode(), _follow(request.body))
+        encoding = self._encodings[request.encoding]
+        self.feeds.follow(peer, request.id, request.topic.decode(), _follow(request.body), encoding)
 
     def _on_watch_names(self, peer: bytes, request: wire.Request) -> None:
         watch = _name_watch(request.body)

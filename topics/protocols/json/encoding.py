@@ -28,6 +28,7 @@ from topics.protocols.json.large_bodies import OPS, read_large, read_large_recor
 class Json:
     large_ops = OPS
     appended = staticmethod(replies.appended)
+    feed_records = staticmethod(replies.feed_records)
     job_events = staticmethod(consumer_replies.render_events)
     read_rule = staticmethod(forwards.read_spec)
 

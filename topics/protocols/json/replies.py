@@ -18,7 +18,7 @@ from topics.engine.commands import topics as cmd
 from topics.engine.core.priority import effective_priority
 from topics.engine.reading.render import render_records
 from topics.link import wire
-from topics.link.watch import FeedOptions, FeedPage, WatchRead, page_fields
+from topics.link.watch import FeedOptions, WatchRead, page_fields, page_of
 from topics.protocols.json.unknown_fields import add_ignored
 
 _encode = msgspec.json.encode
@@ -99,22 +99,9 @@ def page(result: cmd.Page, options: DiffBody, total_ms: float) -> wire.Result:
 
 
 def watch_page(result: cmd.Page, read: WatchRead) -> wire.Result:
-    page = feed_page(result, read.from_seq)
+    page = page_of(result, read.from_seq)
     page.epoch = result.epoch
     return wire.OK, wire.FEED, page_fields(page), feed_records(result, read.options)
-
-
-def feed_page(page: cmd.Page, from_seq: int) -> FeedPage:
-    to_seq = page.next_from_seq
-    return FeedPage(
-        from_seq,
-        to_seq,
-        page.head_seq,
-        page.earliest_seq,
-        len(page.seqs),
-        to_seq >= page.head_seq,
-        page.tombstone,
-    )
 
 
 def feed_records(page: cmd.Page, options: FeedOptions) -> bytes:
