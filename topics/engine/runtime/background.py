@@ -11,7 +11,7 @@ from topics.api.config import EngineConfig
 from topics.api.errors import TopicsError
 from topics.engine.cold.relocation import Relocator
 from topics.engine.core.ports import Clock, Disk, SegmentStore
-from topics.engine.core.tasks import Blocking, Lane, Steps, WaitSynced, WaitUntil
+from topics.engine.core.tasks import Blocking, Lane, Steps, TaskOwner, WaitSynced, WaitUntil
 from topics.engine.reading.cold_blocks import ColdReads
 from topics.engine.runtime.group_commit import GroupCommit
 from topics.engine.shard.state import EraseRequest
@@ -137,18 +137,17 @@ class Background(GroupCommit):
                 return
             self._step(lane, None, None)
 
-    def _run_tasks(self) -> None:
-        """Run one step per turn for each task of the features, so that requests are handled in between."""
+    def _run_tasks(self, owner: TaskOwner) -> None:
+        """Run one step per turn for each task of a feature, so that requests are handled in between."""
         state = self.shard.state
-        for owner in state.task_owners:
-            if not owner.has_tasks or self._tasks_stopped or state.read_only is not None:
-                continue
-            for lane in owner.begin_tasks():
-                if lane.is_runnable:
-                    self._step(lane, None, None)
-                    if state.frame_bytes > limits.GROUP_BYTES_MAX:
-                        self._commit()
-            owner.tasks_stepped()
+        if self._tasks_stopped or state.read_only is not None:
+            return
+        for lane in owner.begin_tasks():
+            if lane.is_runnable:
+                self._step(lane, None, None)
+                if state.frame_bytes > limits.GROUP_BYTES_MAX:
+                    self._commit()
+        owner.tasks_stepped()
 
     def _run_compaction(self) -> None:
         """Run steps of the compaction lane until SLICE_MS is used up or the task blocks."""
@@ -234,11 +233,6 @@ class Background(GroupCommit):
         if due_ms is not None and self._cold_lane.task is None and due_ms > clock.now_ms:
             times.append(clock.mono_ms + due_ms - clock.now_ms)
         return times
-
-    def _task_times(self) -> list[int]:
-        owners = [owner for owner in self.shard.state.task_owners if owner.has_tasks]
-        due = [owner.due_ms for owner in owners]
-        return [at_ms or self.clock.mono_ms for at_ms in due if at_ms is not None]
 
     def _compaction_times(self) -> list[int]:
         lane, now_ms = self._compaction_lane, self.clock.mono_ms

@@ -184,7 +184,9 @@ class Engine(Background):
             self._run_background()
         if self._cold_store is not None:
             self._run_cold()
-        self._run_tasks()
+        for owner in state.task_owners:
+            if owner.has_tasks:
+                self._run_tasks(owner)
         if self.compactor.has_work or self._compaction_lane.task is not None:
             self._run_compaction()
         if shard.delivery.is_due(self.clock.mono_ms):
@@ -199,10 +201,13 @@ class Engine(Background):
         replies, state.ready = state.ready, []
         jobs, self._jobs = self._jobs, []
         self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
-        created, state.created = state.created, []
-        settled = self.shard.leases.settled[:]
-        self.shard.leases.settled.clear()  # consumers append to this list
-        return Outcome(replies, jobs, self._wake_at_ms(), created, settled)
+        outcome = Outcome(replies, jobs, self._wake_at_ms())
+        if state.created:
+            outcome.created, state.created = state.created, []
+        if shard.leases.settled:
+            outcome.settled = shard.leases.settled[:]
+            shard.leases.settled.clear()  # consumers append to this list
+        return outcome
 
     def _retry_when_full(self) -> None:
         self._full_retry_ms = None
@@ -261,8 +266,10 @@ class Engine(Background):
             times.append(deliver_at_ms)
         if self.shard.state.read_only is not None:
             return min(times, default=None)  # read-only: no claims, syncs, background work or retries
-        due = (self.shard.claims.claims_due_ms, self.shard.consumers.idle_due_ms)
-        times += [at_ms for at_ms in due if at_ms is not None]
+        if self.shard.claims.timers:
+            times.append(self.shard.claims.timers[0][0])
+        if self.shard.consumers.idle_timers:
+            times.append(self.shard.consumers.idle_timers[0][0])
         if self.shard.leases.pruning:
             times.append(self.clock.mono_ms)
         if self._unsynced_since_ms is not None and not self._sync_running:
@@ -275,8 +282,10 @@ class Engine(Background):
             times.append(self.clock.mono_ms)
         if self.shard.state.touched or self.checkpointer.has_hot_copies:
             times.append(self._checkpoint_check_ms)
-        if not self._tasks_stopped:
-            times += self._task_times()
+        for owner in self.shard.state.task_owners if not self._tasks_stopped else ():
+            due_ms = owner.due_ms if owner.has_tasks else None
+            if due_ms is not None:
+                times.append(due_ms or self.clock.mono_ms)
         if self._cold_store is not None and not self._cold_stopped:
             times += self._cold_times()
         times += self._compaction_times()

@@ -131,8 +131,9 @@ class Delivery:
             return True
         if self.reads.polls and self.reads.polls[0][0] <= now_ms:
             return True
-        due = (self.claims.claims_due_ms, self.consumers.idle_due_ms)
-        return any(at_ms is not None and at_ms <= now_ms for at_ms in due)
+        if self.claims.timers and self.claims.timers[0][0] <= now_ms:
+            return True
+        return bool(self.consumers.idle_timers) and self.consumers.idle_timers[0][0] <= now_ms
 
     @property
     def backlog(self) -> int:

@@ -353,7 +353,8 @@ class ShardState:
         log.pending -= 1
         if op.plain:
             log.publish(op)
-            if log.is_followed:
+            # As `is_followed`, without the call: nearly all publishes are of this kind.
+            if log.waiters or log.outflows or log.consumers is not None or log.unsynced_heads is not None:
                 for call in self.events.published:
                     call(log, op)
             self.ready.append((op.token, op.result))

@@ -475,11 +475,6 @@ class Consumers:
 
     # -- inactive consumers --------------------------------------------------------------------------------
 
-    @property
-    def idle_due_ms(self) -> int | None:
-        """When the next inactivity timer is due."""
-        return self.idle_timers[0][0] if self.idle_timers else None
-
     def _set_idle_timer(self, log: TopicLog, consumer: Consumer) -> None:
         """Set the inactivity timer of a consumer that has an inactive TTL."""
         ttl_ms = consumer.config.inactive_ttl_ms

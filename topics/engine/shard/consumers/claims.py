@@ -195,11 +195,6 @@ class Claims:
 
     # -- waiting claims ------------------------------------------------------------------------------------
 
-    @property
-    def claims_due_ms(self) -> int | None:
-        """When the next claim timer is due."""
-        return self.timers[0][0] if self.timers else None
-
     def process_claim_timers(self) -> None:
         """Process due timers: mark consumers whose claims must be checked, and answer claims that timed out."""
         now_ms = self.state.clock.mono_ms
