@@ -166,7 +166,7 @@ def test_an_event_source_resumes(
 
 
 @pytest.mark.crash
-def test_an_event_source_resumes_though_nothing_of_it_was_saved(
+def test_an_event_source_resumes_without_a_saved_session(
     start_fixed_port_server: StartServer, open_page: OpenPage
 ) -> None:
     """Killed before anything of the stream was saved in its session: the id alone must tell where to resume."""
@@ -235,7 +235,7 @@ def _history(stream: Stream) -> tuple[int, int]:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("interrupt", [kill_everything, restart, kill_the_front])
-def test_a_web_socket_goes_on_from_where_it_was(
+def test_a_web_socket_resumes_at_its_position(
     interrupt: Callable[[Server], None], start_fixed_port_server: StartServer, open_page: OpenPage
 ) -> None:
     server = start_fixed_port_server()

@@ -45,7 +45,7 @@ def scripted_server() -> Iterator[ScriptedServer]:
         yield server
 
 
-def test_any_answer_but_a_stream_is_the_end(browser: Browser, scripted_server: ScriptedServer) -> None:
+def test_any_answer_but_a_stream_ends_it(browser: Browser, scripted_server: ScriptedServer) -> None:
     with browser.page(f"{scripted_server.origin}/") as page:
         load_clients(page)
         for name in OTHER_ANSWERS:

@@ -118,7 +118,7 @@ def server_sending(answer: bytes | None, *, closes: bool = True) -> Iterator[str
             connection.close()
 
 
-def test_silence_is_not_waited_for_for_ever(connect: Connect) -> None:
+def test_a_silent_server_times_out(connect: Connect) -> None:
     with server_sending(None) as url:
         client = connect(url, timeouts=Timeouts(answer_s=0.05), retries=ONCE)
         with pytest.raises(errors.TimedOut) as caught:
@@ -129,7 +129,7 @@ def test_silence_is_not_waited_for_for_ever(connect: Connect) -> None:
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 
-def test_a_stream_that_falls_silent_is_left(connect: Connect) -> None:
+def test_a_silent_stream_is_closed(connect: Connect) -> None:
     def flow() -> Flow[list[bytes]]:
         stream = yield Open(Request("GET", "/v0/watch/x"), 0.05)
         found = [(yield Read(stream))]

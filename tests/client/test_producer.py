@@ -51,7 +51,7 @@ def test_bytes_and_values_may_be_mixed(client: Any, topic: str) -> None:
     assert data(client, topic) == values
 
 
-def test_a_record_is_no_data(client: Any, topic: str) -> None:
+def test_a_record_is_not_accepted_as_data(client: Any, topic: str) -> None:
     with client.producer(topic) as producer, pytest.raises(TypeError, match="pass its fields"):
         producer.send(NewRecord(1, tag="a"))
     with pytest.raises(TypeError, match="pass its fields"):
@@ -152,6 +152,6 @@ def test_threads_share_a_producer(server: TestServer, topic: str) -> None:
         assert [j for k, j in found if k == i] == list(range(100))
 
 
-def test_options_that_make_no_sense(client: Any) -> None:
+def test_invalid_options(client: Any) -> None:
     with pytest.raises(ValueError, match="max_batch_bytes"):
         client.producer("t", max_batch_bytes=10, max_buffer_bytes=5)

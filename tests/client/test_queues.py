@@ -64,7 +64,7 @@ def test_more_jobs_than_a_request_takes(client: Any, topic: str) -> None:
     assert client.ack([]).done == 0
 
 
-def test_a_log_is_no_queue(client: Any, topic: str) -> None:
+def test_a_log_is_not_a_queue(client: Any, topic: str) -> None:
     client.create_topic(topic)
     with pytest.raises(errors.NotAQueue) as caught:
         client.claim(topic)

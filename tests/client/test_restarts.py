@@ -84,7 +84,7 @@ class Workers:
         assert wanted <= set(self.done)
 
 
-def test_a_life_with_restarts(restartable_server: TestServer, loop: Loop) -> None:
+def test_everything_continues_over_restarts(restartable_server: TestServer, loop: Loop) -> None:
     with ExitStack() as stack:
         clients: dict[str, Any] = {
             kind: stack.enter_context(make(kind, loop, restartable_server.url, token="root"))

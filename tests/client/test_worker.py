@@ -84,7 +84,7 @@ def test_jobs_are_done_failed_and_given_up(client: Any, jobs: str) -> None:
         assert next(dead_letters).meta["$dead_letter_reason"] == "no use"
 
 
-def test_many_at_a_time_but_no_more_than_was_said(client: Any, jobs: str) -> None:
+def test_concurrency_is_bounded(client: Any, jobs: str) -> None:
     client.write_many(jobs, range(12))
     together, most = 0, 0
     lock = threading.Lock()

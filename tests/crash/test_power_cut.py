@@ -67,7 +67,7 @@ def random_change(root: Path, rng: random.Random) -> None:
             one.parent.rmdir()
 
 
-def test_the_file_system_is_one(machine: Machine, tmp_path: Path) -> None:
+def test_the_file_system_behaves_like_a_real_one(machine: Machine, tmp_path: Path) -> None:
     """It behaves like a real file system, and keeps synced data."""
     real = tmp_path / "real"
     real.mkdir()

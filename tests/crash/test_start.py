@@ -42,7 +42,7 @@ def check_one_shard_ready(server: Server) -> None:
 
 
 @fault("worker", "one does not start", "503 for its topics; the others are served")
-def test_one_shard_serves_while_the_other_one_has_not_come_up(start_server: Callable[..., Server]) -> None:
+def test_one_shard_serves_while_the_other_one_has_not_started(start_server: Callable[..., Server]) -> None:
     server = start_server(command=PROGRAM)
     for topic in (ZERO, ONE):
         assert server.write(topic, "first").status == 201
@@ -56,7 +56,7 @@ def test_one_shard_serves_while_the_other_one_has_not_come_up(start_server: Call
 
 
 @fault("worker", "a long log to replay", "503 with the progress until it is done")
-def test_a_replay_says_how_far_it_is(start_server: Callable[..., Server]) -> None:
+def test_a_replay_reports_its_progress(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_WAL_FILE_BYTES": str(64 << 20)})
     batch = json.dumps({"records": [{"data": i} for i in range(10_000)]}).encode()
     for _ in range(40):

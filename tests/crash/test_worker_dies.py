@@ -161,7 +161,7 @@ def test_a_worker_that_hangs_is_replaced_and_cannot_write_any_more(
 
 
 @fault("worker", "it hangs for a moment", "its clients wait; it is not restarted")
-def test_a_worker_that_hangs_for_a_moment_is_left_alone(start_server: Callable[..., Server]) -> None:
+def test_a_worker_that_hangs_for_a_moment_is_not_restarted(start_server: Callable[..., Server]) -> None:
     server = start_server()
     topic = ONE[0]
     assert server.write(topic, "before").status == 201

@@ -154,7 +154,7 @@ def bytes_of(server: Server) -> int:
     return int(server.get("/v0/metrics", Accept="application/json").json["bytes_live"])
 
 
-def test_bytes_up_to_the_cap_and_not_one_more(start_server: Callable[..., Server]) -> None:
+def test_bytes_are_capped_exactly(start_server: Callable[..., Server]) -> None:
     cap = 10_000
     server = start_server(environment={"TOPICS_MAX_TOTAL_BYTES": str(cap)}, shards=SHARDS)
     topics = [on_shard(shard, 1, "b")[0] for shard in range(SHARDS)]

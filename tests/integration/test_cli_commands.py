@@ -573,7 +573,7 @@ def test_standard_streams_that_the_shell_has_closed(cli: Cli, topic: str) -> Non
     assert done.stdout.startswith(f"{topic} 1 ".encode())
 
 
-def test_an_interrupted_pub_tells_how_far_it_came(cli: Cli, topic: str, server: Server) -> None:
+def test_an_interrupted_pub_reports_its_progress(cli: Cli, topic: str, server: Server) -> None:
     with started("pub", topic, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdin.write(b"1\n2\n")
         process.stdin.flush()
@@ -599,7 +599,7 @@ def test_an_interrupted_bench_leaves_nothing(cli: Cli, server: Server) -> None:
     assert not topics()
 
 
-def test_a_write_of_a_bench_that_comes_after_the_delete_makes_nothing(server: Server, topic: str) -> None:
+def test_a_late_write_of_a_bench_does_not_create_its_topic_again(server: Server, topic: str) -> None:
     with Client(f"http://{server.host}:{server.port}", token="root") as client:
         run = Bench(client, topic, seconds=60, size=10, threads=1)
         with pytest.raises(errors.TopicNotFound):

@@ -94,7 +94,7 @@ def test_a_pattern_finds_topics_made_later(shared_server: Server, topic: str) ->
         assert tail.take(1) == rows(f"{topic}.b.c", 1, 2)
 
 
-def test_a_topic_that_is_made_again_joins_again(shared_server: Server, topic: str) -> None:
+def test_a_topic_that_is_created_again_is_followed_again(shared_server: Server, topic: str) -> None:
     name = f"{topic}.a"
     shared_server.write(name, "old")
     with tailing(shared_server, f"{topic}.*", "--all") as tail:

@@ -227,7 +227,7 @@ def test_damage_is_named_repaired_and_announced(stopped: Server) -> None:
 @pytest.mark.parametrize(
     "content", [None, b"", b'{"format":1,"generation":1,"sha'], ids=["missing", "empty", "cut"]
 )
-def test_a_lost_layout_is_made_again(stopped: Server, content: bytes | None) -> None:
+def test_a_lost_layout_is_rebuilt(stopped: Server, content: bytes | None) -> None:
     path = stopped.data_dir / "layout.json"
     right = path.read_bytes()
     if content is None:
@@ -272,7 +272,7 @@ def test_a_later_version_is_refused(stopped: Server, arguments: list[str]) -> No
     "layout.json and a shard's directory are missing",
     "a number of shards that does not fit the topics is not written",
 )
-def test_a_layout_that_does_not_fit_is_not_made(stopped: Server) -> None:
+def test_a_layout_that_does_not_fit_the_topics_is_not_written(stopped: Server) -> None:
     (stopped.data_dir / "layout.json").unlink()
     os.rename(stopped.data_dir / "layout-1" / "shard-01", stopped.folder / "elsewhere")
     done = run(stopped.data_dir, "--repair")

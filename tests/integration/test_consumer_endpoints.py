@@ -118,7 +118,7 @@ def test_wrong_methods_say_which_are_right(shared_server: Server, topic: str) ->
         "term",
     ],
 )
-def test_paths_that_there_are_not(shared_server: Server, topic: str, path: str) -> None:
+def test_unknown_paths(shared_server: Server, topic: str, path: str) -> None:
     refused(shared_server.post(f"/v0/topics/{topic}/{path}", {"node": "w"}), 404, "not_found")
 
 
@@ -219,7 +219,7 @@ def test_a_stop_does_not_wait_for_claims(start_server: Callable[..., Server], to
 # -- clients that disconnect while they wait ---------------------------------------------------------------
 
 
-def test_a_claim_whose_client_is_gone_takes_nothing(shared_server: Server, topic: str) -> None:
+def test_a_claim_whose_client_disconnected_leases_nothing(shared_server: Server, topic: str) -> None:
     server = shared_server
     assert server.put(f"/v0/topics/{topic}", {}).status == 201
     assert server.put(f"/v0/topics/{topic}/consumers/c", {"max_waiting": 2}).status == 201

@@ -80,7 +80,7 @@ def test_a_known_key_comes_before_a_condition(shared_server: Server, topic: str)
 # -- records -----------------------------------------------------------------------------------------------
 
 
-def test_a_record_with_a_life_of_its_own(shared_server: Server, topic: str) -> None:
+def test_a_record_with_its_own_ttl(shared_server: Server, topic: str) -> None:
     """It expires silently: not a loss, so no tombstone."""
     records = [
         {"data": 1, "ttl_ms": 50},
@@ -96,7 +96,7 @@ def test_a_record_with_a_life_of_its_own(shared_server: Server, topic: str) -> N
 
 
 @pytest.mark.parametrize("ttl_ms", [2**53, 2**63, 2**64 - 1])
-def test_a_record_that_lives_for_ever(shared_server: Server, topic: str, ttl_ms: int) -> None:
+def test_a_record_without_expiry(shared_server: Server, topic: str, ttl_ms: int) -> None:
     ok(shared_server.post(f"/v0/topics/{topic}", {"records": [{"data": 1, "ttl_ms": ttl_ms}]}), 201)
     assert data_of(shared_server, topic) == [1]
     reply = shared_server.post(f"/v0/topics/{topic}", {"records": [{"data": 1, "ttl_ms": 2**64}]})
@@ -563,7 +563,7 @@ def test_a_compressed_request_may_have_several_members(shared_server: Server, to
 
 
 @pytest.mark.parametrize("encoding", ["deflate", "br", "zstd", "gzip, gzip", "nonsense"])
-def test_other_encodings_are_not_taken(shared_server: Server, topic: str, encoding: str) -> None:
+def test_other_encodings_are_refused(shared_server: Server, topic: str, encoding: str) -> None:
     refused(write_packed(shared_server, topic, BODY, encoding), 415, "unsupported_media_type")
 
 

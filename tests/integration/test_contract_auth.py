@@ -414,7 +414,7 @@ def test_an_open_address_without_keys_is_refused(tmp_path: Path, environment: di
 @pytest.mark.parametrize(
     "environment", [{"TOPICS_ALLOW_INSECURE_NO_AUTH": "true"}, {"TOPICS_API_KEYS": "s3cret"}]
 )
-def test_an_open_address_is_taken_when_it_is_safe_or_meant(
+def test_an_open_address_is_accepted_with_keys_or_explicit_consent(
     start_server: Callable[..., Server], environment: dict[str, str]
 ) -> None:
     server = start_server(environment={"TOPICS_HOST": "0.0.0.0", **environment}, wait_ready=False)

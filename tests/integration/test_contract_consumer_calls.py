@@ -118,13 +118,13 @@ def test_a_fetch_may_wait(shared_server: Server, topic: str) -> None:
     assert ok(call(shared_server, topic, "fetch", wait_ms=50))["count"] == 0
 
 
-def test_a_fetch_has_a_megabyte_unless_it_says_otherwise(shared_server: Server, topic: str) -> None:
+def test_a_fetch_has_a_megabyte_by_default(shared_server: Server, topic: str) -> None:
     make(shared_server, topic, *["x" * 600_000] * 3)
     assert seqs_of(fetch(shared_server, topic, lease_ms=60_000)) == [1]
     assert seqs_of(fetch(shared_server, topic, max_bytes=8 << 20)) == [2, 3]
 
 
-def test_so_many_fetches_wait_and_no_more(shared_server: Server, topic: str) -> None:
+def test_the_number_of_waiting_fetches_is_bounded(shared_server: Server, topic: str) -> None:
     make(shared_server, topic, max_waiting=1)
     pending = waiting_fetch(shared_server, topic)
     reply = call(shared_server, topic, "fetch", wait_ms=30_000)
@@ -194,7 +194,7 @@ def test_where_it_begins(shared_server: Server, topic: str, deliver: Any, got: l
     assert found == got
 
 
-def test_what_was_evicted_is_told(shared_server: Server, topic: str) -> None:
+def test_evicted_records_are_reported(shared_server: Server, topic: str) -> None:
     shared_server.put(f"/v0/topics/{topic}", {"cap_records": 2})
     ok(shared_server.put(path_of(topic), {}), 201)
     shared_server.write(topic, 1, 2, 3, 4, 5)
@@ -453,7 +453,7 @@ def test_a_queue_with_a_consumer_beside_its_own(shared_server: Server, topic: st
     assert state_of(shared_server, topic)["queue"]["ready"] == 2
 
 
-def test_a_topic_that_goes_takes_its_consumers_along(shared_server: Server, topic: str) -> None:
+def test_a_deleted_topic_deletes_its_consumers(shared_server: Server, topic: str) -> None:
     make(shared_server, topic, 1)
     ok(shared_server.delete(f"/v0/topics/{topic}"))
     shared_server.put(f"/v0/topics/{topic}")

@@ -43,7 +43,7 @@ DEFAULTS: Json = {
 # -- creating and changing ---------------------------------------------------------------------------------
 
 
-def test_put_makes_and_replaces(shared_server: Server, topic: str) -> None:
+def test_put_creates_and_replaces(shared_server: Server, topic: str) -> None:
     shared_server.write(topic, 1, 2)
     path = path_of(topic)
     made = ok(shared_server.request("PUT", path), 201)

@@ -56,7 +56,7 @@ def test_a_connection_serves_many_requests(shared_server: Server, topic: str) ->
     connection.close()
 
 
-def test_an_upgrade_to_h2c_is_not_taken(shared_server: Server) -> None:
+def test_an_upgrade_to_h2c_is_ignored(shared_server: Server) -> None:
     headers = {
         "Connection": "Upgrade, HTTP2-Settings",
         "Upgrade": "h2c",
@@ -229,7 +229,7 @@ def test_query_booleans(shared_server: Server, topic: str, text: str, with_seqs:
     assert ("seqs" in body) == bool(with_seqs)
 
 
-def test_of_a_query_field_that_comes_twice_the_first_counts(shared_server: Server, topic: str) -> None:
+def test_the_first_of_repeated_query_fields_counts(shared_server: Server, topic: str) -> None:
     body = {"records": [{"data": 1}]}
     assert "seqs" not in ok(
         shared_server.post(f"/v0/topics/{topic}?return_seqs=false&return_seqs=true", body), 201
@@ -306,7 +306,7 @@ def test_malformed_json_is_refused(
     "text", ["NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "0x1", "'a'", "[1,]", '{"a":1,}', "undefined",
              '"\t"', '"\\q"', '"\\u12"', '"\\ud800"', "/**/1", '{"a":nan}', "tru", "", '"a', "{1:2}"],
 )  # fmt: skip
-def test_data_that_is_no_json_is_refused(shared_server: Server, topic: str, text: str) -> None:
+def test_invalid_json_data_is_refused(shared_server: Server, topic: str, text: str) -> None:
     for member in (f'"data":{text}', f'"data":1,"meta":{{"a":{text}}}', f'"data":1,"unknown":{text}'):
         reply = send_text(shared_server, "POST", f"/v0/topics/{topic}", one_record(member))
         refused(reply, 400, "invalid_request")
@@ -317,7 +317,7 @@ def test_data_that_is_no_json_is_refused(shared_server: Server, topic: str, text
     "place", ['"data":"%s"', '"data":1,"tag":"%s"', '"data":1,"unknown":"%s"', '"data":1,"meta":"%s"']
 )
 @pytest.mark.parametrize("bad", [b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc0\x80"])
-def test_text_that_is_no_utf8_is_refused(shared_server: Server, topic: str, place: str, bad: bytes) -> None:
+def test_invalid_utf8_is_refused(shared_server: Server, topic: str, place: str, bad: bytes) -> None:
     body = b'{"records":[{' + place.encode().replace(b"%s", bad) + b"}]}"
     refused(send_text(shared_server, "POST", f"/v0/topics/{topic}", body), 400, "invalid_request")
 
@@ -449,7 +449,7 @@ def test_a_strict_request_names_the_nearest_field(shared_server: Server, topic: 
     ok(shared_server.post(f"/v0/topics/{topic}?odd=1", {"records": [{"data": {"odd": 1}}]}, **strict), 201)
 
 
-def test_a_server_that_takes_no_unknown_fields(start_server: Callable[..., Server]) -> None:
+def test_a_server_that_refuses_unknown_fields(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_STRICT_REQUESTS": "1"})
     refused(server.put("/v0/topics/t", {"durabilty": "fsync"}), 400, "invalid_request")
     refused(
@@ -479,7 +479,7 @@ U32_FIELDS = [("POST", "/diff", {}, "limit"), ("POST", "/diff", {}, "wait_ms")]
 
 @pytest.mark.parametrize(("method", "sub", "body", "field"), U64_FIELDS + U32_FIELDS)
 @pytest.mark.parametrize("text", ["-1", "5.0", "1e1", "0.5", "true", '"5"', "[]", "{}"])
-def test_unsigned_fields_take_nothing_but_integers(
+def test_unsigned_fields_accept_only_integers(
     shared_server: Server, topic: str, method: str, sub: str, body: Json, field: str, text: str
 ) -> None:
     shared_server.put(f"/v0/topics/{topic}")
@@ -741,7 +741,7 @@ def test_bad_names_do_not_exist_elsewhere(shared_server: Server, name: str) -> N
     refused(shared_server.write(quoted(name), 1, create=False), 404, "topic_not_found", absent)
 
 
-def test_a_name_that_is_no_utf8(shared_server: Server) -> None:
+def test_a_name_that_is_not_utf8(shared_server: Server) -> None:
     refused(shared_server.put("/v0/topics/a%FF"), 400, "invalid_request")
     refused(shared_server.get("/v0/topics/a%FF"), 404, "topic_not_found")
 

@@ -245,7 +245,7 @@ def test_the_default_cap_on_bodies(misconfigured: Server, size: int, is_taken: b
             refused(read_reply(stream), 413, "payload_too_large")
 
 
-def test_a_client_that_goes_gives_its_places_back(start_server: Callable[..., Server]) -> None:
+def test_a_disconnected_client_frees_its_slots(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_API_KEYS": "secret", "TOPICS_MAX_INFLIGHT_PER_KEY": "3"})
     key = {"Authorization": "Bearer secret"}
     assert server.request("POST", "/v0/topics/t", {"records": [{"data": 1}]}, key).status == 201

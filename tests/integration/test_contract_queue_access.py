@@ -107,7 +107,7 @@ def test_a_consumers_dead_letter_stays_inside_of_the_prefixes(guarded: Server) -
 
 
 @pytest.mark.parametrize(("needs", "method", "sub", "body"), NEEDS)
-def test_a_key_in_the_query_is_not_taken(
+def test_a_key_in_the_query_is_not_accepted(
     guarded: Server, topic: str, needs: str, method: str, sub: str, body: Any
 ) -> None:
     reply = guarded.request(method, f"/v0/topics/{topic}{sub}?token=k-all", body)

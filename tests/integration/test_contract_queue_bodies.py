@@ -36,7 +36,7 @@ every_settle = pytest.mark.parametrize("verb", list(SETTLES))
 
 
 @pytest.mark.parametrize("verb", ["claim", *SETTLES])
-def test_absent_topics_are_not_made(shared_server: Server, topic: str, verb: str) -> None:
+def test_unknown_topics_are_not_created(shared_server: Server, topic: str, verb: str) -> None:
     for name in (topic, ".bad", "x" * 300):
         reply = call(shared_server, name, verb, seqs=[1], lease_ms=1000)
         refused(reply, 404, "topic_not_found", {"topic": name})

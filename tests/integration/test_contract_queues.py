@@ -156,7 +156,7 @@ def test_jobs_stay_readable(shared_server: Server, topic: str) -> None:
     assert counts(shared_server, topic) == {"ready": 1, "in_flight": 1, "dead_lettered": 0}
 
 
-def test_a_job_without_an_ack_comes_again(shared_server: Server, topic: str) -> None:
+def test_an_unacked_job_is_delivered_again(shared_server: Server, topic: str) -> None:
     make_queue(shared_server, topic, 1, 2)
     (first,) = claim(shared_server, topic, lease_ms=100)
     again = until(lambda: [job for job in claim(shared_server, topic, lease_ms=60_000) if job["$seq"] == 1])
@@ -432,7 +432,7 @@ def test_coalesced_claims_share_evenly(shared_server: Server, topic: str) -> Non
     assert sorted(job["$seq"] for answer in answers for job in answer["claimed"]) == list(range(1, 51))
 
 
-def test_coalesced_claims_of_different_appetites(shared_server: Server, topic: str) -> None:
+def test_coalesced_claims_of_different_sizes(shared_server: Server, topic: str) -> None:
     make_queue(shared_server, topic, *range(9), claim_jitter_ms=1000)
     path = f"/v0/topics/{topic}/claim"
     claims = [Pending(shared_server, "POST", path, {"node": f"w{max}", "max": max}) for max in (2, 100)]

@@ -102,7 +102,7 @@ def test_stored_names_count(guarded: Server) -> None:
     assert ok(tea.delete(path_of("tea.none"))) == {"router": "tea.none", "deleted": False}
 
 
-def test_a_refused_re_point_does_not_tell_of_others_names(guarded: Server) -> None:
+def test_a_refused_change_of_source_does_not_reveal_other_names(guarded: Server) -> None:
     tea = guarded.with_key("tea")
     refused(put(tea, "tea.out", "tea.a", "tea.z"), 403, "forbidden", {})
     detail = refused(
@@ -112,7 +112,7 @@ def test_a_refused_re_point_does_not_tell_of_others_names(guarded: Server) -> No
     assert topics_like(guarded.with_key("root"), "tea.z") == []
 
 
-def test_a_refused_cycle_does_not_tell_of_others_names(guarded: Server) -> None:
+def test_a_refused_cycle_does_not_reveal_other_names(guarded: Server) -> None:
     root = guarded.with_key("root")
     make(root, "ring.1", "tea.ring", "jam.ring")
     make(root, "ring.2", "jam.ring", "tea.back")

@@ -295,7 +295,7 @@ def test_the_order_of_checks(start_server: Callable[..., Server]) -> None:
     refused(put(server, "more", "a", "d"), 429, "throttled", cap)
 
 
-def test_topics_that_cannot_be_made(start_server: Callable[..., Server]) -> None:
+def test_topics_that_cannot_be_created(start_server: Callable[..., Server]) -> None:
     server = start_server(environment={"TOPICS_MAX_TOPICS": "2"})
     server.put("/v0/topics/a")
     cap = {"limit": "max_topics", "max": 2}

@@ -120,9 +120,7 @@ def test_the_type_is_fixed(shared_server: Server, topic: str, old: str, new: str
     put(shared_server, topic, type=old)
 
 
-def test_tighter_caps_act_at_once_and_looser_ones_bring_nothing_back(
-    shared_server: Server, topic: str
-) -> None:
+def test_tighter_caps_act_at_once_and_looser_ones_restore_nothing(shared_server: Server, topic: str) -> None:
     shared_server.write(topic, *range(10))
     put(shared_server, topic, cap_records=4)
     state = state_of(shared_server, topic)

@@ -162,7 +162,7 @@ def test_data_is_one_line_and_the_text_that_was_sent(shared_server: Server, topi
     stream.close()
 
 
-def test_deleted_records_just_are_not_there(shared_server: Server, topic: str, protocol: Protocol) -> None:
+def test_deleted_records_are_not_delivered(shared_server: Server, topic: str, protocol: Protocol) -> None:
     shared_server.write(topic, *range(10))
     shared_server.post(f"/v0/topics/{topic}/delete", {"seqs": [1, 2, 5, 10]})
     stream = follow(shared_server, topic, protocol)
@@ -271,7 +271,7 @@ def test_a_gap_on_the_first_read(shared_server: Server, topic: str, protocol: Pr
     stream.close()
 
 
-def test_a_gap_that_time_has_made(shared_server: Server, topic: str, protocol: Protocol) -> None:
+def test_a_gap_of_expired_records(shared_server: Server, topic: str, protocol: Protocol) -> None:
     shared_server.put(f"/v0/topics/{topic}", {"ttl_ms": 1})
     shared_server.write(topic, 1, 2, 3)
     until(lambda: state_of(shared_server, topic)["count"] == 0)
@@ -349,7 +349,7 @@ def deleted(frame: Frame, topic: str) -> None:
     assert frame.data == {"topic": topic, "head_seq": 0, "reason": "deleted"}
 
 
-def test_the_last_topic_s_end_is_the_stream_s(shared_server: Server, topic: str, protocol: Protocol) -> None:
+def test_the_stream_ends_with_its_last_topic(shared_server: Server, topic: str, protocol: Protocol) -> None:
     shared_server.write(topic, 1)
     stream = follow(shared_server, topic, protocol)
     stream.take("record", "caught-up")
@@ -358,7 +358,7 @@ def test_the_last_topic_s_end_is_the_stream_s(shared_server: Server, topic: str,
     deleted(frame, topic)
 
 
-def test_a_topic_s_end_is_not_the_others(shared_server: Server, protocol: Protocol) -> None:
+def test_a_deleted_topic_does_not_end_the_others(shared_server: Server, protocol: Protocol) -> None:
     doomed, other = fresh(), fresh()
     shared_server.write(doomed, 1)
     shared_server.write(other, 1)

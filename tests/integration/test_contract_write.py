@@ -59,7 +59,7 @@ def test_a_batch_has_the_order_of_its_array(shared_server: Server, topic: str) -
 
 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
-def test_every_class_answers_alike(shared_server: Server, topic: str, durability: str) -> None:
+def test_every_class_has_the_same_answer(shared_server: Server, topic: str, durability: str) -> None:
     assert ok(shared_server.write(topic, 1, config={"durability": durability}), 201)["created"]
     body = ok(shared_server.write(topic, 2))
     assert (body["first_seq"], body["head_seq"]) == (2, 2)
@@ -77,7 +77,7 @@ def test_records_and_their_data_are_required(shared_server: Server, topic: str, 
 
 
 @fault("request", "one record of a batch is invalid", "400; nothing of the batch is written")
-def test_one_bad_record_spoils_the_batch(shared_server: Server, topic: str) -> None:
+def test_one_bad_record_fails_the_batch(shared_server: Server, topic: str) -> None:
     shared_server.write(topic, 0)
     for bad in ({}, {"data": 1, "tag": "x" * 257}, {"data": 1, "meta": {"a": "x" * META_MAX}}):
         refused(write(shared_server, topic, {"data": 1}, bad, {"data": 2}), 400, "invalid_request")
@@ -184,7 +184,7 @@ def test_a_config_is_used_only_by_the_write_that_creates(shared_server: Server, 
     assert data_of(shared_server, topic) == [1, 2]
 
 
-def test_disable_backpressure_is_taken(shared_server: Server, topic: str) -> None:
+def test_disable_backpressure_is_accepted(shared_server: Server, topic: str) -> None:
     ok(shared_server.write(topic, 1, disable_backpressure=True), 201)
 
 

@@ -324,7 +324,7 @@ def test_a_gap_always_has_its_true_reason(shared_server: Server, ws: WebSocket, 
     assert seqs(record) == [13, 14, 15]
 
 
-def test_a_gap_that_time_has_made(shared_server: Server, ws: WebSocket, topic: str) -> None:
+def test_a_gap_of_expired_records(shared_server: Server, ws: WebSocket, topic: str) -> None:
     shared_server.put(f"/v0/topics/{topic}", {"ttl_ms": 1})
     shared_server.write(topic, 1, 2)
     until(lambda: state_of(shared_server, topic)["count"] == 0)
@@ -420,7 +420,7 @@ def test_publishes_that_are_refused(shared_server: Server, ws: WebSocket, topic:
         {"topic": "ws-bad", "records": [5]},
     ],
 )
-def test_a_publish_of_nothing_or_to_nowhere(ws: WebSocket, fields: Json) -> None:
+def test_a_publish_without_records_or_topic(ws: WebSocket, fields: Json) -> None:
     ws.send("publish", request_id=1, **fields)
     assert ws.next()["code"] in ("invalid_json", "invalid_request")
     alive(ws)

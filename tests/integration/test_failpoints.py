@@ -123,7 +123,7 @@ def test_after_means_that_the_call_was_made(disk: FailpointDisk, folder: Path) -
     assert disk.read(handle, 0, 9) == b"there"
 
 
-def test_other_shards_and_other_files_are_left_alone(disk: FailpointDisk, folder: Path) -> None:
+def test_other_shards_and_files_are_not_affected(disk: FailpointDisk, folder: Path) -> None:
     handle = make_log(disk)
     arm(folder, "wal.write.before EIO shard=1", "segment.write.before EIO")
     disk.write(handle, 0, b"fine")
@@ -197,7 +197,7 @@ def test_a_pause_lasts_until_sigcont(tmp_path: Path, folder: Path) -> None:
     assert child.wait(120) == 0
 
 
-def test_slow_makes_every_call_take_longer_and_is_not_noted(disk: FailpointDisk, folder: Path) -> None:
+def test_slow_delays_every_call_and_is_not_recorded_as_fired(disk: FailpointDisk, folder: Path) -> None:
     arm(folder, "wal.sync.before slow ms=7")
     slept: list[float] = []
     patch = pytest.MonkeyPatch()
@@ -212,6 +212,6 @@ def test_slow_makes_every_call_take_longer_and_is_not_noted(disk: FailpointDisk,
 
 
 @pytest.mark.parametrize("line", ["wal.sync.before slow", "wal.sync.before kill ms=5"])
-def test_slow_needs_its_time_and_nothing_else_has_one(line: str) -> None:
+def test_only_slow_has_a_time(line: str) -> None:
     with pytest.raises(BadFailpoint):
         parse_point(line)

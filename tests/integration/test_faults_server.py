@@ -353,7 +353,7 @@ def take_all(path: Path) -> None:
     "clients disconnect during a large answer",
     "the rest of the answer is dropped; others are served, and no error is logged",
 )
-def test_clients_that_vanish_in_an_answer(start_server: Start) -> None:
+def test_clients_that_disconnect_during_an_answer(start_server: Start) -> None:
     server = start_server(shards=1)
     for _ in range(4):
         assert server.write("big", "x" * 900_000).status in (200, 201)

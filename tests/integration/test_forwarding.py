@@ -155,7 +155,7 @@ def test_a_full_dest_holds_its_rule_and_no_other(shared_server: Server) -> None:
     assert texts(shared_server, full) == list(range(5, 15))
 
 
-def test_rules_go_with_their_topics(shared_server: Server) -> None:
+def test_rules_are_deleted_with_their_topics(shared_server: Server) -> None:
     source, dest = name_on(0, "source"), name_on(1, "dest")
     names = sorted(forward(shared_server, source, dest) for _ in range(3))
     shared_server.write(source, 1)

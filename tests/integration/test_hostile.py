@@ -39,7 +39,7 @@ def zipped(body: bytes) -> dict[str, Any]:
     return {"body": gzip.compress(body), "headers": headers}
 
 
-def test_keys_that_are_not_utf8_are_refused_and_not_made_alike(server: Server) -> None:
+def test_keys_that_are_not_utf8_are_refused(server: Server) -> None:
     body = json.dumps({"records": [{"data": 1}]}).encode()
     for key in ("caf\xe9", "caf\xe8"):
         headers = {**ROOT, "Content-Type": "application/json", "Idempotency-Key": key}
@@ -75,7 +75,7 @@ def test_too_many_nodes_are_refused(server: Server) -> None:
 
 
 @fault("request", "more NDJSON lines than a write may have", "400 before they are parsed")
-def test_lines_beyond_all_measure_are_refused_unread(server: Server) -> None:
+def test_too_many_lines_are_refused_unparsed(server: Server) -> None:
     headers = {**ROOT, "Content-Type": "application/x-ndjson"}
     reply = server.request("POST", "/v0/topics/lines", b"{}\n" * 5_000_000, headers)
     assert (reply.status, reply.error["code"]) == (400, "batch_too_large")
@@ -129,7 +129,7 @@ def test_metrics_show_a_bound_key_its_own_topics_only(server: Server) -> None:
 
 
 @fault("client", "clients disconnect during their long polls", "the polls are cancelled")
-def test_long_polls_of_clients_that_left_are_forgotten(start_server: Callable[..., Server]) -> None:
+def test_long_polls_of_disconnected_clients_are_cancelled(start_server: Callable[..., Server]) -> None:
     """A client that closes, or shuts down its sending side, occupies a slot for seconds and not for 30."""
     made = start_server(environment={"TOPICS_API_KEYS": "root", "TOPICS_MAX_INFLIGHT_PER_KEY": "5"}, shards=1)
     made.request("POST", "/v0/topics/t", {"records": [{"data": 1}]}, ROOT)

@@ -260,7 +260,7 @@ def test_close_sends_bytes_that_wait_for_the_window() -> None:
     run(test)
 
 
-def test_a_connection_that_takes_nothing_fills_all_its_streams() -> None:
+def test_an_unread_connection_fills_all_its_streams() -> None:
     async def test() -> Bench:
         watch = StreamBench()
         bench = watch.bench

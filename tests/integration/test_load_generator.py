@@ -346,7 +346,7 @@ def test_a_queue_that_is_to_stay_as_long_as_it_is_is_not_drained() -> None:
 
 @pytest.mark.parametrize("protocol", ["http", "resp"])
 @pytest.mark.parametrize("fault", ["twice", "forgets_an_ack"])
-def test_a_queue_that_does_not_keep_its_word_gets_no_figures(protocol: str, fault: str) -> None:
+def test_a_faulty_queue_gets_no_figures(protocol: str, fault: str) -> None:
     queue = Queue(**{fault: True})
     with (
         serving(getattr(queue, f"handle_{protocol}")) as address,

@@ -85,7 +85,7 @@ def test_both_fronts_serve(server: Server, clients: list[Client]) -> None:
     assert all(count >= 1 for count in held.values()), held
 
 
-def test_every_front_says_the_same(server: Server, clients: list[Client]) -> None:
+def test_every_front_gives_the_same_answers(server: Server, clients: list[Client]) -> None:
     for i in range(30):
         assert server.write(f"same-{i}", i).status == 201
     lists, readies, metrics = set(), set(), set()
@@ -107,7 +107,7 @@ def test_a_write_through_one_front_is_read_through_every_front(server: Server, c
 
 
 @fault("front", "one of several fronts is killed", "clients of the others notice nothing")
-def test_a_front_s_death_is_not_the_other_s(server: Server, clients: list[Client]) -> None:
+def test_the_death_of_a_front_does_not_affect_the_other(server: Server, clients: list[Client]) -> None:
     fronts = fronts_of(server)
     doomed, survivor = fronts["front 0"], fronts["front 1"]
     # A connection from the start, which is not one of these, may still be open on the server's side.

@@ -48,7 +48,7 @@ def test_its_exit_is_reported(start_server: Callable[..., Server], command: tupl
         start_server(command=command, environment={"TOPICS_HOST": "0.0.0.0"})
 
 
-def test_servers_have_nothing_of_each_other(start_server: Callable[..., Server]) -> None:
+def test_servers_share_no_state(start_server: Callable[..., Server]) -> None:
     one = start_server(environment={"TOPICS_MAX_TOPICS": "7"}, shards=1)
     other = start_server(shards=1)
     for i in range(8):

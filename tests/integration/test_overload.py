@@ -175,7 +175,7 @@ def test_ten_thousand_idle_connections(server: Server, topic: str) -> None:
     until(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) < 200)
 
 
-def test_the_server_takes_all_the_open_files_it_may_have(start_server: Callable[..., Server]) -> None:
+def test_the_server_raises_its_limit_of_open_files(start_server: Callable[..., Server]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
     try:

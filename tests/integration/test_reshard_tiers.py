@@ -110,7 +110,7 @@ def test_two_five_one(tmp_path: Path, is_there: bool) -> None:
         server.close()
 
 
-def test_jobs_and_producers_go_on(tmp_path: Path) -> None:
+def test_jobs_and_producers_continue(tmp_path: Path) -> None:
     environment = {
         "TOPICS_COLD_DIR": str(tmp_path / "cold"),
         "TOPICS_HOT_RETAIN_SEGMENTS": "0",

@@ -515,7 +515,7 @@ def open_sockets(server: Server) -> int:
 
 
 @fault("client", "clients disconnect during their long polls", "the polls are cancelled")
-def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, topic: str) -> None:
+def test_clients_that_disconnect_in_a_long_poll_leak_nothing(server: Server, topic: str) -> None:
     server.write(topic, 1)
     before = open_sockets(server)
     for i in range(60):
@@ -541,7 +541,7 @@ def test_clients_that_leave_in_a_long_poll_leave_nothing_behind(server: Server, 
     "a client disconnects in the middle of a body",
     "nothing is executed, and no error is logged",
 )
-def test_clients_that_leave_in_a_body_are_no_error(server: Server, topic: str) -> None:
+def test_clients_that_disconnect_in_a_body_are_no_error(server: Server, topic: str) -> None:
     before = open_sockets(server)
     for headers in (b"", b"X-Odd: 1\r\n"):
         for length in (LENGTH, CHUNKED):
@@ -603,7 +603,7 @@ def test_a_long_poll_is_not_idle(short_timeouts: Server, topic: str) -> None:
     "a client sends half a request and then nothing",
     "408 after a timeout, and the connection is closed",
 )
-def test_requests_that_do_not_come_are_answered_with_408(short_timeouts: Server, topic: str) -> None:
+def test_unfinished_requests_are_answered_with_408(short_timeouts: Server, topic: str) -> None:
     parts = [
         b"P",
         b"POST /v0/topics/a HTTP/1.1\r\nHost: x\r\nContent-Le",
@@ -658,7 +658,7 @@ def test_a_client_that_reads_nothing_is_bounded_and_cut(short_timeouts: Server, 
     assert short_timeouts.diff(topic, limit=1).status == 200
 
 
-def test_more_than_the_buffer_takes_is_pipelined(server: Server, topic: str) -> None:
+def test_pipelined_requests_beyond_the_buffer_are_answered(server: Server, topic: str) -> None:
     """The first request waits; the ones after it fill the buffer, and all are answered in the end."""
     server.write(topic, 1)
     one = poll(topic, 0)

@@ -196,7 +196,7 @@ def test_a_start_tells_each_child_its_place_and_its_peers(server: Server) -> Non
         assert part in message
 
 
-def test_the_port_is_open_before_any_child_lives(server: Server) -> None:
+def test_the_port_is_open_before_any_child_runs(server: Server) -> None:
     server.start(FAKE_FAILS="front")
     with socket.create_connection(server.address(), timeout=DEADLINE_S):
         pass
@@ -326,7 +326,7 @@ def test_a_child_inherits_only_its_own_descriptors(server: Server) -> None:
     "its log cannot be written, and SIGCHLD is ignored in the process that started it",
     "children that die are restarted all the same",
 )
-def test_a_child_comes_back_though_nothing_can_be_logged(
+def test_a_child_is_restarted_though_nothing_can_be_logged(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(
@@ -421,7 +421,7 @@ def test_workers_stop_when_none_owes_copies(server: Server) -> None:
     "a worker owes copies to others when the server stops",
     "the stop waits for them, for a bounded time",
 )
-def test_a_worker_that_goes_on_owing_does_not_keep_the_server_from_stopping(server: Server) -> None:
+def test_a_worker_that_keeps_owing_copies_does_not_block_the_stop(server: Server) -> None:
     server.start(FAKE_PENDING="worker", FLUSH_COPIES_S="0.2").up()
     assert server.stop() == 0
     assert len(server.entries("stopped", "worker")) == 2
@@ -570,7 +570,7 @@ def test_an_unknown_layout_is_refused(server: Server, text: str) -> None:
     "the layout file is missing beside data",
     "refused with exit code 2: with a guessed number of shards topics would not be found",
 )
-def test_data_without_a_layout_is_not_guessed_at(server: Server) -> None:
+def test_data_without_a_layout_is_refused(server: Server) -> None:
     """As a program, with the output that an operator would see."""
     (server.data / "layout-1" / "shard-00").mkdir(parents=True)
     assert server.start().wait() == 2
@@ -653,7 +653,7 @@ def test_strict_settings_refuse_wrong_ones(server: Server) -> None:
     "the recorded directory for sockets was not made by this server",
     "it is not touched, and another one is made",
 )
-def test_a_run_directory_that_is_not_ours_is_left_alone(server: Server, tmp_path: Path) -> None:
+def test_a_foreign_run_directory_is_not_touched(server: Server, tmp_path: Path) -> None:
     precious = tmp_path / "topics-run-precious"
     precious.mkdir()
     (precious / "file").write_text("x")

@@ -130,7 +130,7 @@ def test_it_shows_records_and_stops_after_so_many() -> None:
     assert (run.code, run.shown, run.told) == (OK, [1, 2, 3], [])
 
 
-def test_a_broken_stream_goes_on_from_the_last_whole_event() -> None:
+def test_a_broken_stream_resumes_after_the_last_complete_event() -> None:
     cut = records("t", "b", 2, "half")[:-1]
     with serving(
         made(t=0),
@@ -143,7 +143,7 @@ def test_a_broken_stream_goes_on_from_the_last_whole_event() -> None:
     assert run.told == ["the connection ended (retrying)", "reconnected"]
 
 
-def test_a_forgotten_session_is_made_again_from_the_cursors() -> None:
+def test_a_forgotten_session_is_created_again_from_the_cursors() -> None:
     with serving(
         made(t=0),
         Answer(body=SOON + records("t", "a", 1, 1)),

@@ -98,7 +98,7 @@ def test_a_large_batch_is_answered_before_its_end_when_asked_to(shared_server: S
     assert data_of(shared_server, topic) == list(range(15_000))
 
 
-def test_an_aborted_one(shared_server: Server, topic: str) -> None:
+def test_an_aborted_batch(shared_server: Server, topic: str) -> None:
     txn = begin(shared_server, topic)["txn"]
     ok(stage(shared_server, topic, txn, "a", 0, 1))
     body = ok(shared_server.post(path(topic, txn, "abort")))

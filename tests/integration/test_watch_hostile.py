@@ -82,7 +82,7 @@ def _one_is_told(clients: list[socket.socket], received: list[bytes]) -> bool:
     return any(b"taken_over" in text for text in received)
 
 
-def test_a_topic_made_again_in_the_turn_of_its_end_is_found_by_patterns(server: Server) -> None:
+def test_a_topic_recreated_in_one_turn_is_found_by_patterns(server: Server) -> None:
     stream = follow(server, {"again.>": {}})
     for i in range(8):
         topic = f"again.t{i}"

@@ -137,7 +137,7 @@ def test_the_worker_of_a_topic_dies(server: Server, shard: int) -> None:
         assert browser.streams == 1, "the stream was cut"
 
 
-def test_while_a_worker_is_away_the_others_topics_go_on(server: Server) -> None:
+def test_while_a_worker_is_down_topics_of_others_continue(server: Server) -> None:
     """Its successor waits for the shard's lock, which the test holds."""
     away, other = on_shard(1), on_shard(0)
     for name in (away, other):

@@ -77,9 +77,7 @@ def test_at_every_frame(
         assert ledger.gaps == {capped: [("from_seq_too_old", 1, 5)]}
 
 
-def test_at_every_frame_of_a_topic_that_was_made_anew(
-    shared_server: Server, topic: str, protocol: Protocol
-) -> None:
+def test_at_every_frame_of_a_recreated_topic(shared_server: Server, topic: str, protocol: Protocol) -> None:
     shared_server.write(topic, 1, 2, 3, 4)
     for cut in range(1, 4):
         session = watch(shared_server, {topic: {"from_seq": 99}}, limit=2)
@@ -148,7 +146,7 @@ def test_more_topics_than_an_id_names(shared_server: Server) -> None:
 # -- contents of ids ---------------------------------------------------------------------------------------
 
 
-def test_without_an_id_the_server_goes_on_where_it_was(
+def test_without_an_id_the_server_continues_at_its_cursor(
     shared_server: Server, topic: str, protocol: Protocol
 ) -> None:
     shared_server.write(topic, 1, 2, 3)

@@ -203,7 +203,7 @@ def test_many_large_jobs_come_whole(shared_server: Server, queue: str) -> None:
         until(lambda: ok(shared_server.get(f"/v0/topics/{queue}"))["queue"]["in_flight"] == 0)
 
 
-def test_a_client_that_reads_nothing_keeps_nothing_from_others(shared_server: Server, queue: str) -> None:
+def test_a_client_that_reads_nothing_does_not_block_others(shared_server: Server, queue: str) -> None:
     slow = work(shared_server, queue, "node=slow&max=1000&lease_ms=86400000", receive_buffer=4096)
     for _ in range(60):
         ok(shared_server.write(queue, *["x" * 100_000] * 2))

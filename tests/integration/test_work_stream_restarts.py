@@ -86,7 +86,7 @@ def test_the_worker_dies(server: Server) -> None:
     goes_on.close()
 
 
-def test_leases_that_last_are_kept_over_a_restart(server: Server) -> None:
+def test_durable_leases_are_kept_over_a_restart(server: Server) -> None:
     """The stream ends with the worker; the durable lease expires at its own deadline."""
     queue = queue_on(server, 1, leases_durable=True)
     ok(server.write(queue, 1))

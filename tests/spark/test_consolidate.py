@@ -250,9 +250,7 @@ def test_a_server_that_dies_before_the_commit_finds_the_plan_again(
     assert seqs_of(server, "m7") == list(range(1, 101))
 
 
-def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(
-    server: Server, local: LocalEngine
-) -> None:
+def test_a_server_that_dies_while_the_job_runs_renews_the_lease(server: Server, local: LocalEngine) -> None:
     class Slow(HookedEngine):
         """Its tasks take until the server is back and two renewals are due."""
 
@@ -269,7 +267,7 @@ def test_a_server_that_dies_while_the_job_works_gives_the_lease_again(
     assert seqs_of(server, "m8") == list(range(1, 101))
 
 
-def test_staging_that_is_taken_away_ends_the_job(server: Server, local: LocalEngine) -> None:
+def test_removed_staging_ends_the_job(server: Server, local: LocalEngine) -> None:
     """As by an erase during the job."""
 
     class Late:

@@ -99,7 +99,7 @@ CALLS = 16  # renames, syncs and commits of the first export of `tier`
 
 
 @pytest.mark.parametrize("fails_at", range(1, CALLS + 1))
-def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
+def test_a_run_that_dies_at_any_call_is_completed_by_the_next(
     tier: ColdTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
     """A run dies once before and once after each rename, sync and commit."""

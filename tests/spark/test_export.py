@@ -114,7 +114,7 @@ def test_a_rerun_changes_nothing_and_new_records_are_added(tier: ColdTier, tmp_p
 
 
 @pytest.mark.parametrize("fails_at", range(1, CALLS + 1))
-def test_a_run_that_dies_anywhere_is_made_good_by_the_next(
+def test_a_run_that_dies_at_any_call_is_completed_by_the_next(
     tier: ColdTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: int
 ) -> None:
     """A run dies once after each rename and sync."""
@@ -185,7 +185,7 @@ def test_files_that_are_merged_or_erased_meanwhile_are_for_later(
     assert seqs(out) == sorted(tier.live)
 
 
-def test_two_runs_and_a_topic_made_anew(tier: ColdTier, tmp_path: Path) -> None:
+def test_two_runs_and_a_recreated_topic(tier: ColdTier, tmp_path: Path) -> None:
     out = tmp_path / "lake"
     (out / "topic=orders").mkdir(parents=True)
     with table.locked(out / "topic=orders", "orders"):

@@ -65,7 +65,7 @@ def test_every_kind_of_record_comes_out_as_it_was_written(tier: ColdTier) -> Non
 
 
 @pytest.mark.parametrize("verify", ["none", "block", "record"])
-def test_however_closely_it_is_looked_at(tier: ColdTier, verify: Any) -> None:
+def test_all_levels_of_verification(tier: ColdTier, verify: Any) -> None:
     assert shown(rows_of(tier, Wanted(verify=verify))) == expected(tier, sorted(tier.live))
 
 

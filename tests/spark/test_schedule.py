@@ -398,7 +398,7 @@ OFTEN = 'cron="* * * * *"\nwindow="1h"'
 MERGE = f'name="merge"\nrun="compact"\ntopics=["m13"]\n{OFTEN}\ntarget_bytes=4000\nmin_segments=2\nlease_ms=3600000'
 
 
-def test_a_stopped_merge_leaves_a_plan_to_go_on_with(server: Server, tmp_path: Path) -> None:
+def test_a_stopped_merge_leaves_a_plan_to_resume(server: Server, tmp_path: Path) -> None:
     before, count = seqs_of(server, "m13"), segments_of(server, "m13")
     running = Process(tmp_path, server, MERGE)
     try:

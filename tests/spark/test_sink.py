@@ -188,7 +188,7 @@ def test_a_batch_that_fails_leaves_nothing(spark: Any, server: Server, topic: st
     assert read(server, topic) == []
 
 
-def test_a_lasting_name(spark: Any, server: Server, topic: str) -> None:
+def test_a_named_producer(spark: Any, server: Server, topic: str) -> None:
     """A batch with a number is written once; without one each run is another batch. Neither conflicts with other producers."""
     frame = rows(spark, 4)
     for batch in ("7", "7", "8", "7"):
@@ -205,7 +205,7 @@ def test_a_lasting_name(spark: Any, server: Server, topic: str) -> None:
         write(frame, server, topic, batch="1")
 
 
-def test_options_that_make_no_sense(spark: Any, server: Server, topic: str) -> None:
+def test_invalid_options(spark: Any, server: Server, topic: str) -> None:
     frame = rows(spark, 2)
     with pytest.raises(Exception, match="tagColumn: there is no column kind; the columns are data, tag"):
         write(frame, server, topic, tagColumn="kind")

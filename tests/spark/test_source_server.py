@@ -96,7 +96,7 @@ def drain(spark: Any, server: Server, topic: str, folder: Path, **options: Any) 
     return [one for one in batches if one]
 
 
-def test_a_stream_takes_so_many_at_a_time_goes_on_after_a_restart_and_ends_where_records_are_lost(
+def test_a_stream_is_limited_resumes_after_a_restart_and_ends_at_losses(
     spark: Any, server: Server, topic: str, tmp_path: Path
 ) -> None:
     first = drain(spark, server, topic, tmp_path, maxRecordsPerTrigger="25")
