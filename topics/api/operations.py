@@ -302,7 +302,12 @@ _TABLE: tuple[Operation, ...] = (
             ),
         ),
         gives=(JSON_TYPE, FRAMES_TYPE),
-        answers={200: (records.Page, "A page of records, in the format selected by `Accept`.")},
+        answers={
+            200: (
+                records.Page,
+                "A page of records: JSON or, with `Accept: application/vnd.topics.frames`, binary frames, which have no schema.",
+            )
+        },
         commands=("DIFF",),
         label="read",
         is_large=True,
@@ -317,7 +322,12 @@ _TABLE: tuple[Operation, ...] = (
         body=requests.DiffBody,
         body_optional=True,
         gives=(JSON_TYPE, FRAMES_TYPE),
-        answers={200: (records.Page, "A page of records, in the format selected by `Accept`.")},
+        answers={
+            200: (
+                records.Page,
+                "A page of records: JSON or, with `Accept: application/vnd.topics.frames`, binary frames, which have no schema.",
+            )
+        },
         commands=("DIFF",),
         label="read",
         is_large=True,

@@ -246,17 +246,19 @@ def _answer(one: Operation, answer: type[msgspec.Struct] | None, text: str) -> J
     made: Json = {"description": text}
     if answer is None and one.gives == (JSON_TYPE,):
         return made if 101 in one.answers else made | {"content": {JSON_TYPE: {"schema": {"type": "object"}}}}
+    # Frames are binary, so they have no schema. A content type without one makes the answer `unknown` in generated types, also
+    # for those who ask for JSON: the description names it.
     made["content"] = {
         kind: content_of(answer) if kind == JSON_TYPE and answer is not None else _OTHER_CONTENT[kind]
         for kind in one.gives
+        if kind != FRAMES_TYPE
     }
     if FRAMES_TYPE in one.gives:
         made["headers"] = _frame_headers()
     return made
 
 
-# Frames are binary.
-_OTHER_CONTENT: Json = {EVENTS_TYPE: {"schema": TEXT}, TEXT_TYPE: {"schema": TEXT}, FRAMES_TYPE: {}}
+_OTHER_CONTENT: Json = {EVENTS_TYPE: {"schema": TEXT}, TEXT_TYPE: {"schema": TEXT}}
 
 
 def _frame_headers() -> Json:

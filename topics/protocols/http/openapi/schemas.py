@@ -52,8 +52,18 @@ def components() -> Json:
     ]
     for answer in described:
         _describe_answer(answer, found)
+    for component in found.values():  # only those of requests have defaults left
+        for field in component["properties"].values():
+            _describe_default(field)
     _narrow(found)
     return dict(sorted(found.items()))
+
+
+def _describe_default(field: Json) -> None:
+    """Defaults of requests are part of the description: tools that make types take a field with a `default` for a required one."""
+    default = field.pop("default", None)
+    if default:
+        field["description"] += f" Default: {msgspec.json.encode(default).decode()}."
 
 
 def _answers(base: type[Answer]) -> list[type[msgspec.Struct]]:
@@ -129,10 +139,9 @@ def _narrow(found: Json) -> None:
         },
     ]
     for body in (write, found["StageBody"]):
-        body["properties"]["records"]["anyOf"] = [
-            {"items": {"properties": {"data_base64": absent}}},
-            {"items": {"required": ["data_base64"], "properties": {"data_base64": text}}},
-        ]
+        # With `anyOf`, which says the same, tools that make types lose the type of the records.
+        has_bytes: Json = {"required": ["data_base64"], "properties": {"data_base64": text}}
+        body["properties"]["records"] |= {"if": {"contains": has_bytes}, "then": {"items": has_bytes}}
     delete["anyOf"] = [
         {"required": [name], "properties": {name: {"not": absent}}}
         for name in ("before_seq", "match", "subject", "seqs", "keep")
@@ -147,7 +156,6 @@ def _narrow(found: Json) -> None:
         # A reference or `null`; the description stays with the field.
         properties[field] = {
             "anyOf": [{"$ref": REF.format(name=name)}, absent],
-            "default": None,
             "description": properties[field]["description"],
         }
     for name in ("DeliverFrom", "ResetTo"):
