@@ -107,6 +107,8 @@ static bool read_setting(Plan *plan, const char *name, const char *line) {
         read_step(&step, line);
         if (step.length >= sizeof plan->opened) return false;
         memcpy(plan->opened, step.text, step.length);
+        free(step.text);
+        free(step.slots);
         return true;
     }
     if (!strcmp(name, "request")) {

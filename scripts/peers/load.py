@@ -90,15 +90,15 @@ def compiler() -> str | None:
 
 
 def program() -> Path:
-    """The compiled generator. Its name has a hash of its sources, so that a change compiles it again."""
+    """The compiled generator. Its name has a hash of its sources and its compiler, so that a change compiles it again."""
+    if not (found := compiler()):
+        raise SystemExit("The load generator needs a C compiler: install gcc and libc6-dev, or set CC.")
     sources = sorted(SOURCES.glob("*.[ch]"))
     digest = hashlib.sha256(b"".join([source.read_bytes() for source in sources]))
-    digest.update(repr((FLAGS, os.uname().machine)).encode())
+    digest.update(repr((found, FLAGS, os.uname().machine)).encode())
     path = BUILT / f"load-{digest.hexdigest()[:16]}"
     if path.exists():
         return path
-    if not (found := compiler()):
-        raise SystemExit("The load generator needs a C compiler: install gcc and libc6-dev, or set CC.")
     BUILT.mkdir(parents=True, exist_ok=True)
     own = path.with_suffix(f".{os.getpid()}")  # renamed when complete: others may compile it at the same time
     units = [source for source in sources if source.suffix == ".c"]
