@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import nursery
+from tests.support import fork_server
 from tests.support.contract import Json, Pending, fresh, ok, refused
 from tests.support.server import Reply, Server, running, until
 
@@ -380,7 +380,7 @@ def test_without_keys_the_header_is_ignored(shared_server: Server, topic: str) -
 
 
 def refused_start(folder: Path, environment: dict[str, str]) -> tuple[int, str]:
-    return nursery.refused({"TOPICS_DATA_DIR": str(folder / "data"), **environment})
+    return fork_server.refused({"TOPICS_DATA_DIR": str(folder / "data"), **environment})
 
 
 @pytest.mark.parametrize("entry", ["read:reed", "x:read+everything", "x:+", "x:*", "ok,x:rwx:pre"])

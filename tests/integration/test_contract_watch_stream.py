@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.contract import Json, fresh, ok, one_record, send_text, state_of
-from tests.support.ledger import Ledger
+from tests.support.frame_checker import FrameChecker
 from tests.support.server import Server, until
 from tests.support.sse_client import EventStream, Frame, Protocol, follow, open_stream, pump, watch
 
@@ -97,9 +97,9 @@ def test_a_burst_of_writes_comes_whole_and_in_order(shared_server: Server, proto
     stream = follow(shared_server, {name: {} for name in names}, protocol, limit=4)
     for i in range(120):
         shared_server.write(names[i % 3], i)
-    ledger = Ledger(dict.fromkeys(names, 0))
-    pump([stream], lambda: ledger.count == 123, lambda _, frame: ledger.take(frame))
-    assert {name: ledger.seqs[name] for name in names} == {name: list(range(1, 42)) for name in names}
+    frame_checker = FrameChecker(dict.fromkeys(names, 0))
+    pump([stream], lambda: frame_checker.count == 123, lambda _, frame: frame_checker.take(frame))
+    assert {name: frame_checker.seqs[name] for name in names} == {name: list(range(1, 42)) for name in names}
     stream.close()
 
 
@@ -187,12 +187,12 @@ def test_consistency(shared_server: Server, topic: str, durability: str, consist
     shared_server.put(f"/v0/topics/{topic}", {"durability": durability})
     shared_server.write(topic, 1, 2)
     stream = follow(shared_server, topic, consistency=consistency)
-    ledger = Ledger({topic: 0})
-    pump([stream], lambda: ledger.count == 2, lambda _, frame: ledger.take(frame))
+    frame_checker = FrameChecker({topic: 0})
+    pump([stream], lambda: frame_checker.count == 2, lambda _, frame: frame_checker.take(frame))
     for i in range(5):
         shared_server.write(topic, i)
-    pump([stream], lambda: ledger.count == 7, lambda _, frame: ledger.take(frame))
-    assert ledger.seqs[topic] == list(range(1, 8))
+    pump([stream], lambda: frame_checker.count == 7, lambda _, frame: frame_checker.take(frame))
+    assert frame_checker.seqs[topic] == list(range(1, 8))
     stream.close()
 
 
@@ -225,19 +225,19 @@ def test_a_filtered_frame_is_not_sent_but_moves_the_cursor(shared_server: Server
     nodes(shared_server, quiet, "me", "me")
     nodes(shared_server, other, "you")
     stream = follow(shared_server, {quiet: {}, other: {}}, protocol, node="me")
-    ledger = Ledger({quiet: 0, other: 0}, skips=True).take_all(stream.until_caught_up(2))
+    frame_checker = FrameChecker({quiet: 0, other: 0}, skips=True).take_all(stream.until_caught_up(2))
     nodes(shared_server, quiet, *["me"] * 500)
     last: list[Frame] = []
 
     def moved() -> bool:
         nodes(shared_server, other, "you")
         last[:] = stream.until_records(1)
-        ledger.take_all(last)
+        frame_checker.take_all(last)
         return last[-1].cursors[quiet] == 502
 
     until(moved)
     stream.close()
-    assert ledger.seqs[quiet] == []
+    assert frame_checker.seqs[quiet] == []
     # Another stream of the session begins after the filtered records.
     nodes(shared_server, quiet, "you")
     session = watch(shared_server, {quiet: {"from_seq": 0}}, node="me")
@@ -418,14 +418,14 @@ def test_watchers_do_not_notice_each_other(shared_server: Server, topic: str) ->
     for i in range(20):
         shared_server.write(topic, i)
     starts = [5 if start.get("tail") else int(start.get("from_seq", 0)) for _, start, _ in kinds]
-    ledgers = [Ledger({topic: start}) for start in starts]
-    by_stream: dict[EventStream, Ledger] = dict(zip(streams, ledgers))
+    frame_checkers = [FrameChecker({topic: start}) for start in starts]
+    by_stream: dict[EventStream, FrameChecker] = dict(zip(streams, frame_checkers))
     pump(
         streams,
-        lambda: all(ledger.cursors[topic] == 25 for ledger in ledgers),
+        lambda: all(frame_checker.cursors[topic] == 25 for frame_checker in frame_checkers),
         lambda stream, frame: by_stream[stream].take(frame),
     )
-    for ledger, start in zip(ledgers, starts):
-        assert ledger.seqs[topic] == list(range(start + 1, 26))
+    for frame_checker, start in zip(frame_checkers, starts):
+        assert frame_checker.seqs[topic] == list(range(start + 1, 26))
     for stream in streams:
         stream.close()

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import topics
-from tests.support import nursery
+from tests.support import fork_server
 from tests.support.faults import fault
 from tests.support.in_process import call
 from topics.cli import commands
@@ -63,7 +63,7 @@ class Server:
         self.port_file = tmp_path / "port"
         self.journal = tmp_path / "journal"
         self.stderr = tmp_path / "stderr"
-        self.process: subprocess.Popen[bytes] | nursery.Born | None = None
+        self.process: subprocess.Popen[bytes] | fork_server.ForkedProcess | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -77,10 +77,10 @@ class Server:
 
     def refused(self, **environ: str) -> tuple[int, str]:
         """Exit code and output of a start that is refused before the first child."""
-        return nursery.refused({**self.environment, **environ})
+        return fork_server.refused({**self.environment, **environ})
 
     def start(self, *, as_program: bool = False, **environ: str) -> Server:
-        """Forked from the nursery, or as a program, which inherits more of this process."""
+        """Forked from the fork server, or as a program, which inherits more of this process."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
         self.port_file.unlink(missing_ok=True)
         self.journal.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ class Server:
                 command = [sys.executable, "-m", PROGRAM]
                 self.process = subprocess.Popen(command, cwd=ROOT, env=given, stderr=stderr)
             else:
-                self.process = nursery.nursery().start(given, stderr, PROGRAM)
+                self.process = fork_server.fork_server().start(given, stderr, PROGRAM)
         return self
 
     @property

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.contract import Json, fresh, ok, refused
+from tests.support.frame_checker import FrameChecker
 from tests.support.fronts import connect_to, front_of
-from tests.support.ledger import Ledger
 from tests.support.server import Server, running, until
 from tests.support.sse_client import EventStream, Frame, Protocol, follow, open_stream, pump, watch
 from tests.support.ws_client import WebSocket
@@ -49,10 +49,10 @@ def on_front(server: Server, session: Json, front: str) -> EventStream:
     return open_stream(server, session, connection=connect_to(server, front))
 
 
-def until_seen(streams: list[EventStream], ledger: Ledger, count: int) -> None:
+def until_seen(streams: list[EventStream], frame_checker: FrameChecker, count: int) -> None:
     """Until this many records have arrived, over all of the streams."""
-    pump(streams, lambda: ledger.count >= count, lambda _, frame: ledger.take(frame))
-    assert ledger.count == count
+    pump(streams, lambda: frame_checker.count >= count, lambda _, frame: frame_checker.take(frame))
+    assert frame_checker.count == count
 
 
 # -- which topics ------------------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ def test_a_pattern_without_topics_stays_open(server: Server, base: str) -> None:
     session = watch(server, {f"{base}.>": {}})
     assert session["topics"] == {}
     stream = open_stream(server, session)
-    ledger = Ledger()
+    frame_checker = FrameChecker()
     ok(server.write(f"{base}.first", 1, 2), 201)
-    until_seen([stream], ledger, 2)
-    assert ledger.seqs == {f"{base}.first": [1, 2]}
+    until_seen([stream], frame_checker, 2)
+    assert frame_checker.seqs == {f"{base}.first": [1, 2]}
     stream.close()
 
 
@@ -112,15 +112,15 @@ def test_a_pattern_without_topics_stays_open(server: Server, base: str) -> None:
 def test_existing_and_later_topics(server: Server, base: str, protocol: Protocol) -> None:
     ok(server.write(f"{base}.old", *range(5)), 201)
     stream = follow(server, {f"{base}.*": {"from_seq": 2}}, protocol, limit=4)
-    ledger = Ledger({f"{base}.old": 2})
-    until_seen([stream], ledger, 3)
+    frame_checker = FrameChecker({f"{base}.old": 2})
+    until_seen([stream], frame_checker, 3)
     names = [f"{base}.new{i}" for i in range(12)]
     with ThreadPoolExecutor(4) as pool:
         for reply in pool.map(lambda name: server.write(name, *range(6)), names):
             ok(reply, 201)
     ok(server.write(f"{base}.not.covered", 1), 201)
-    until_seen([stream], ledger, 3 + 12 * 6)
-    assert ledger.seqs == {f"{base}.old": [3, 4, 5], **{name: [1, 2, 3, 4, 5, 6] for name in names}}
+    until_seen([stream], frame_checker, 3 + 12 * 6)
+    assert frame_checker.seqs == {f"{base}.old": [3, 4, 5], **{name: [1, 2, 3, 4, 5, 6] for name in names}}
     stream.close()
 
 
@@ -129,39 +129,39 @@ def test_later_topics_join_from_their_first_record_whatever_the_start(server: Se
     stream = follow(server, {f"{base}.>": {"tail": True}})
     stream.take("caught-up")
     ok(server.write(f"{base}.new", 1, 2, 3), 201)
-    ledger = Ledger({f"{base}.new": 0})
-    until_seen([stream], ledger, 3)
+    frame_checker = FrameChecker({f"{base}.new": 0})
+    until_seen([stream], frame_checker, 3)
     stream.close()
 
 
 def test_a_topic_under_two_patterns_comes_once(server: Server, base: str) -> None:
     ok(server.write(f"{base}.a", 1), 201)
     stream = follow(server, {f"{base}.*": {}, f"{base}.>": {}, f"{base}.a": {"from_seq": 0}})
-    ledger = Ledger({f"{base}.a": 0})
-    until_seen([stream], ledger, 1)
+    frame_checker = FrameChecker({f"{base}.a": 0})
+    until_seen([stream], frame_checker, 1)
     ok(server.write(f"{base}.b", 1), 201)
     ok(server.write(f"{base}.a", 2))
-    until_seen([stream], ledger, 3)
-    assert ledger.seqs == {f"{base}.a": [1, 2], f"{base}.b": [1]}
+    until_seen([stream], frame_checker, 3)
+    assert frame_checker.seqs == {f"{base}.a": [1, 2], f"{base}.b": [1]}
     stream.close()
 
 
 def test_topics_that_a_pattern_found_are_resumed(server: Server, base: str) -> None:
     ok(server.write(f"{base}.a", 1), 201)
     session = watch(server, {f"{base}.>": {}})
-    ledger = Ledger()
+    frame_checker = FrameChecker()
     stream = on_front(server, session, "front 0")
-    until_seen([stream], ledger, 1)
+    until_seen([stream], frame_checker, 1)
     ok(server.write(f"{base}.b", 1), 201)
-    until_seen([stream], ledger, 2)
+    until_seen([stream], frame_checker, 2)
     stream.close()
     ok(server.write(f"{base}.b", 2))
     ok(server.write(f"{base}.c", 1, 2), 201)  # created while no stream was open
     stream = open_stream(
-        server, session, connection=connect_to(server, "front 1"), last_event_id=ledger.last_id
+        server, session, connection=connect_to(server, "front 1"), last_event_id=frame_checker.last_id
     )
-    until_seen([stream], ledger, 5)
-    assert ledger.seqs == {f"{base}.a": [1], f"{base}.b": [1, 2], f"{base}.c": [1, 2]}
+    until_seen([stream], frame_checker, 5)
+    assert frame_checker.seqs == {f"{base}.a": [1], f"{base}.b": [1, 2], f"{base}.c": [1, 2]}
     stream.close()
 
 
@@ -212,13 +212,17 @@ def test_a_pattern_matches_only_topics_that_its_key_may_read(
     assert inside in session["topics"]
     assert all(name.startswith("team.") for name in session["topics"])
     stream = open_stream(team, session)
-    ledger = Ledger()
-    pump([stream], lambda: bool(ledger.seqs[inside]), lambda _, frame: ledger.take(frame))
+    frame_checker = FrameChecker()
+    pump([stream], lambda: bool(frame_checker.seqs[inside]), lambda _, frame: frame_checker.take(frame))
     # Also of topics created later. The one outside of the prefix is written first, so that it would be seen first.
     for name in (f"tea.{base}.later", f"x.{base}.later", f"team.{base}.later"):
         ok(server.write(name, 1), 201)
-    pump([stream], lambda: bool(ledger.seqs[f"team.{base}.later"]), lambda _, frame: ledger.take(frame))
-    assert all(name.startswith("team.") for name in ledger.cursors)
+    pump(
+        [stream],
+        lambda: bool(frame_checker.seqs[f"team.{base}.later"]),
+        lambda _, frame: frame_checker.take(frame),
+    )
+    assert all(name.startswith("team.") for name in frame_checker.cursors)
     stream.close()
 
 
@@ -238,17 +242,17 @@ def test_a_watch_on_one_front_sees_writes_through_another(server: Server, base: 
     for name in names:
         ok(server.write(name, 0), 201)
     streams = [on_front(server, watch(server, {name: {} for name in names}), front) for front in FRONTS]
-    ledgers = {stream: Ledger(dict.fromkeys(names, 0)) for stream in streams}
+    frame_checkers = {stream: FrameChecker(dict.fromkeys(names, 0)) for stream in streams}
     for i in range(60):  # on separate connections, so that both fronts get some
         ok(server.write(names[i % 6], i))
     pump(
         streams,
-        lambda: all(ledger.count == 66 for ledger in ledgers.values()),
-        lambda stream, frame: ledgers[stream].take(frame),
+        lambda: all(frame_checker.count == 66 for frame_checker in frame_checkers.values()),
+        lambda stream, frame: frame_checkers[stream].take(frame),
     )
     assert [front_of(server, stream.socket) for stream in streams] == list(FRONTS)
-    for stream, ledger in ledgers.items():
-        assert all(ledger.seqs[name] == list(range(1, 12)) for name in names)
+    for stream, frame_checker in frame_checkers.items():
+        assert all(frame_checker.seqs[name] == list(range(1, 12)) for name in names)
         stream.close()
 
 
@@ -344,8 +348,8 @@ def test_groups_and_others_do_not_notice_each_other(server: Server, base: str) -
     for group in groups.values():
         group.until(base, list(range(1, 32)))
         group.close()
-    ledger = Ledger({base: 0})
-    until_seen([plain], ledger, 31)
+    frame_checker = FrameChecker({base: 0})
+    until_seen([plain], frame_checker, 31)
     plain.close()
 
 

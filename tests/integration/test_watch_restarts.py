@@ -20,7 +20,7 @@ import pytest
 
 from tests.support.contract import Json, fresh, ok
 from tests.support.faults import fault
-from tests.support.ledger import Ledger
+from tests.support.frame_checker import FrameChecker
 from tests.support.server import Server, running, until
 from tests.support.sse_client import EventStream, NotOpened, open_stream, pump, try_open, watch
 from tests.support.ws_client import WebSocket
@@ -80,33 +80,33 @@ class Browser:
     def __init__(self, server: Server, names: list[str]) -> None:
         self.server, self.names = server, names
         self.session: Json = watch(server, {name: {} for name in names})
-        self.ledger = Ledger(dict.fromkeys(names, 0), keeps_data=True)
+        self.frame_checker = FrameChecker(dict.fromkeys(names, 0), keeps_data=True)
         self.streams = 0
         self.stream = self.connect()
 
     def connect(self) -> EventStream:
         self.streams += 1
         stream: EventStream = until(
-            lambda: try_open(self.server, self.session, last_event_id=self.ledger.last_id), 30, 0.05
+            lambda: try_open(self.server, self.session, last_event_id=self.frame_checker.last_id), 30, 0.05
         )
         return stream
 
     def read_until(self, count: int) -> None:
         """Until this many records of each topic have arrived."""
-        while any(len(self.ledger.seqs[name]) < count for name in self.names):
+        while any(len(self.frame_checker.seqs[name]) < count for name in self.names):
             frame = self.stream.read(30)
             if frame is None:
                 self.stream.close()
                 self.stream = self.connect()
             else:
-                self.ledger.take(frame)
+                self.frame_checker.take(frame)
 
     def has_seen(self, count: int) -> None:
         self.read_until(count)
         for name in self.names:
-            assert self.ledger.seqs[name] == list(range(1, count + 1))
-            assert self.ledger.data[name] == list(range(count))
-        assert not self.ledger.gaps
+            assert self.frame_checker.seqs[name] == list(range(1, count + 1))
+            assert self.frame_checker.data[name] == list(range(count))
+        assert not self.frame_checker.gaps
         self.stream.close()
 
 
@@ -152,14 +152,18 @@ def test_while_a_worker_is_down_topics_of_others_continue(server: Server) -> Non
             ok(server.write(other, i))
             pump(
                 [both.stream],
-                lambda i=i: both.ledger.cursors[other] == i + 1,
-                lambda _, f: both.ledger.take(f),
+                lambda i=i: both.frame_checker.cursors[other] == i + 1,
+                lambda _, f: both.frame_checker.take(f),
             )
             [record, _] = websocket.take("record", "caught_up")
             assert record["topic"] == other
     server.wait_ready()
     ok(server.write(away, 1))
-    pump([both.stream], lambda: both.ledger.cursors[away] == 2, lambda _, frame: both.ledger.take(frame))
+    pump(
+        [both.stream],
+        lambda: both.frame_checker.cursors[away] == 2,
+        lambda _, frame: both.frame_checker.take(frame),
+    )
     [record, _] = websocket.take("record", "caught_up")
     assert (record["topic"], record["from_seq"]) == (away, 1)
     assert both.streams == 1
@@ -237,16 +241,16 @@ def test_the_server_restarts_on_its_port(start_server: Start) -> None:
     browser = Browser(server, names)
     silent = watch(server, {name: {} for name in names})  # has never been opened
     forgetful = watch(server, {name: {} for name in names})  # reconnects without an id
-    ledger = Ledger(dict.fromkeys(names, 0))
+    frame_checker = FrameChecker(dict.fromkeys(names, 0))
     stream = open_stream(server, forgetful)
     writer = Writer(server, names, 60)
     browser.read_until(15)
     server.stop()
-    ledger.take_all(stream.rest())  # all that was sent; the server continues from there
+    frame_checker.take_all(stream.rest())  # all that was sent; the server continues from there
     server.start()
     assert server.port == port
     stream = open_stream(server, forgetful)
-    pump([stream], lambda: ledger.count >= 60, lambda _, frame: ledger.take(frame))
+    pump([stream], lambda: frame_checker.count >= 60, lambda _, frame: frame_checker.take(frame))
     stream.close()
     browser.read_until(30)
     server.kill()
@@ -254,8 +258,8 @@ def test_the_server_restarts_on_its_port(start_server: Start) -> None:
     writer.join()
     browser.has_seen(60)
     stream = open_stream(server, silent)
-    ledger = Ledger(dict.fromkeys(names, 0))
-    pump([stream], lambda: ledger.count == 120, lambda _, frame: ledger.take(frame))
+    frame_checker = FrameChecker(dict.fromkeys(names, 0))
+    pump([stream], lambda: frame_checker.count == 120, lambda _, frame: frame_checker.take(frame))
     stream.close()
 
 
@@ -308,11 +312,11 @@ def test_a_stream_waits_for_its_topic(server: Server) -> None:
     for name in (away, other):
         ok(server.write(name, 1), 201)
     session = watch(server, {away: {}, other: {}})
-    ledger = Ledger({away: 0, other: 0})
+    frame_checker = FrameChecker({away: 0, other: 0})
     with hold_lock(server, 1):
         until(lambda: server.get("/readyz").status == 503)
         stream = open_stream(server, session)
-        pump([stream], lambda: ledger.cursors[other] == 1, lambda _, frame: ledger.take(frame))
-        assert ledger.cursors[away] == 0
-    pump([stream], lambda: ledger.cursors[away] == 1, lambda _, frame: ledger.take(frame))
+        pump([stream], lambda: frame_checker.cursors[other] == 1, lambda _, frame: frame_checker.take(frame))
+        assert frame_checker.cursors[away] == 0
+    pump([stream], lambda: frame_checker.cursors[away] == 1, lambda _, frame: frame_checker.take(frame))
     stream.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.contract import fresh, ok
-from tests.support.ledger import Ledger
+from tests.support.frame_checker import FrameChecker
 from tests.support.length import pick
 from tests.support.server import Server
 from tests.support.sse_client import EventStream, Protocol, make_id, open_stream, read_id, watch
@@ -25,10 +25,10 @@ def protocol(request: pytest.FixtureRequest) -> Protocol:
     return kind
 
 
-def read_on(ledger: Ledger, stream: EventStream, heads: dict[str, int]) -> None:
+def read_on(frame_checker: FrameChecker, stream: EventStream, heads: dict[str, int]) -> None:
     """Read until the ledger has reached these heads."""
-    while any(ledger.cursors.get(name) != head for name, head in heads.items()):
-        ledger.take(stream.next())
+    while any(frame_checker.cursors.get(name) != head for name, head in heads.items()):
+        frame_checker.take(stream.next())
 
 
 # -- resuming at every frame -------------------------------------------------------------------------------
@@ -64,17 +64,17 @@ def test_at_every_frame(
     for cut in range(count + 1):
         session = watch(shared_server, starts, limit=2)
         stream = open_stream(shared_server, session, protocol=protocol)
-        ledger = Ledger(begin, skips=True)  # the last record of one topic is deleted
+        frame_checker = FrameChecker(begin, skips=True)  # the last record of one topic is deleted
         for _ in range(cut):
-            ledger.take(stream.next())
+            frame_checker.take(stream.next())
         stream.close()
         # A client without an id yet resumes from where it began.
-        again = ledger.last_id or make_id(begin)
+        again = frame_checker.last_id or make_id(begin)
         stream = open_stream(shared_server, session, protocol=protocol, last_event_id=again)
-        read_on(ledger, stream, heads)
+        read_on(frame_checker, stream, heads)
         stream.close()
-        assert {name: ledger.seqs[name] for name in heads} == expected, cut
-        assert ledger.gaps == {capped: [("from_seq_too_old", 1, 5)]}
+        assert {name: frame_checker.seqs[name] for name in heads} == expected, cut
+        assert frame_checker.gaps == {capped: [("from_seq_too_old", 1, 5)]}
 
 
 def test_at_every_frame_of_a_recreated_topic(shared_server: Server, topic: str, protocol: Protocol) -> None:
@@ -82,15 +82,15 @@ def test_at_every_frame_of_a_recreated_topic(shared_server: Server, topic: str, 
     for cut in range(1, 4):
         session = watch(shared_server, {topic: {"from_seq": 99}}, limit=2)
         stream = open_stream(shared_server, session, protocol=protocol)
-        ledger = Ledger({topic: 99})
+        frame_checker = FrameChecker({topic: 99})
         for _ in range(cut):
-            ledger.take(stream.next())
+            frame_checker.take(stream.next())
         stream.close()
-        stream = open_stream(shared_server, session, protocol=protocol, last_event_id=ledger.last_id)
-        read_on(ledger, stream, {topic: 4})
+        stream = open_stream(shared_server, session, protocol=protocol, last_event_id=frame_checker.last_id)
+        read_on(frame_checker, stream, {topic: 4})
         stream.close()
-        assert ledger.seqs[topic] == [1, 2, 3, 4]
-        assert [reason for reason, _, _ in ledger.gaps[topic]] == ["recreated"]
+        assert frame_checker.seqs[topic] == [1, 2, 3, 4]
+        assert [reason for reason, _, _ in frame_checker.gaps[topic]] == ["recreated"]
 
 
 def test_while_others_write(shared_server: Server, protocol: Protocol) -> None:
@@ -108,19 +108,19 @@ def test_while_others_write(shared_server: Server, protocol: Protocol) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     rng = random.Random(5)
-    ledger = Ledger(dict.fromkeys(names, 0))
+    frame_checker = FrameChecker(dict.fromkeys(names, 0))
     stream = open_stream(shared_server, session, protocol=protocol)
-    while any(ledger.cursors[name] < each + 1 for name in names):
+    while any(frame_checker.cursors[name] < each + 1 for name in names):
         for _ in range(rng.randint(1, 12)):
-            ledger.take(stream.next())
-            if all(ledger.cursors[name] == each + 1 for name in names):
+            frame_checker.take(stream.next())
+            if all(frame_checker.cursors[name] == each + 1 for name in names):
                 break
         if rng.random() < 0.7:
             stream.close()  # otherwise the next one takes over
-        stream = open_stream(shared_server, session, protocol=protocol, last_event_id=ledger.last_id)
+        stream = open_stream(shared_server, session, protocol=protocol, last_event_id=frame_checker.last_id)
     writer.join()
     stream.close()
-    assert all(ledger.seqs[name] == list(range(1, each + 2)) for name in names)
+    assert all(frame_checker.seqs[name] == list(range(1, each + 2)) for name in names)
 
 
 def test_more_topics_than_an_id_names(shared_server: Server) -> None:
@@ -130,17 +130,17 @@ def test_more_topics_than_an_id_names(shared_server: Server) -> None:
         shared_server.write(name, *range(3))
     session = watch(shared_server, {name: {} for name in names}, limit=2)
     stream = open_stream(shared_server, session)
-    ledger = Ledger(dict.fromkeys(names, 0))
+    frame_checker = FrameChecker(dict.fromkeys(names, 0))
     for cut in (1, 2, 63, 64, 65, 100, 30):
         for _ in range(cut):
-            if all(cursor == 3 for cursor in ledger.cursors.values()):
+            if all(cursor == 3 for cursor in frame_checker.cursors.values()):
                 break
-            ledger.take(stream.next())
+            frame_checker.take(stream.next())
         stream.close()
-        stream = open_stream(shared_server, session, last_event_id=ledger.last_id)
-    read_on(ledger, stream, dict.fromkeys(names, 3))
+        stream = open_stream(shared_server, session, last_event_id=frame_checker.last_id)
+    read_on(frame_checker, stream, dict.fromkeys(names, 3))
     stream.close()
-    assert all(ledger.seqs[name] == [1, 2, 3] for name in names)
+    assert all(frame_checker.seqs[name] == [1, 2, 3] for name in names)
 
 
 # -- contents of ids ---------------------------------------------------------------------------------------
@@ -151,13 +151,13 @@ def test_without_an_id_the_server_continues_at_its_cursor(
 ) -> None:
     shared_server.write(topic, 1, 2, 3)
     session = watch(shared_server, topic)
-    ledger = Ledger({topic: 0})
+    frame_checker = FrameChecker({topic: 0})
     for i in range(3):
         stream = open_stream(shared_server, session, protocol=protocol)
-        ledger.take_all(stream.until_caught_up())
+        frame_checker.take_all(stream.until_caught_up())
         stream.close()
         shared_server.write(topic, i)
-    assert ledger.seqs[topic] == [1, 2, 3, 4, 5]
+    assert frame_checker.seqs[topic] == [1, 2, 3, 4, 5]
 
 
 def first_record(server: Server, session: Any, protocol: Protocol, last_event_id: str | None) -> list[int]:
@@ -193,10 +193,10 @@ def test_each_topic_is_led_by_its_own(shared_server: Server, protocol: Protocol)
     session = watch(shared_server, {name: {"from_seq": 2} for name in names})
     cursors = {back: 1, forward: 4, fresh("absent"): 0, "no topic, that": 7}
     stream = open_stream(shared_server, session, protocol=protocol, last_event_id=make_id(cursors))
-    ledger = Ledger({back: 1, forward: 2, unnamed: 2}).take_all(stream.until_caught_up(3))
-    assert ledger.cursors == dict.fromkeys(names, 4)
-    assert ledger.last_id is not None
-    assert set(read_id(ledger.last_id)) == set(names)
+    frame_checker = FrameChecker({back: 1, forward: 2, unnamed: 2}).take_all(stream.until_caught_up(3))
+    assert frame_checker.cursors == dict.fromkeys(names, 4)
+    assert frame_checker.last_id is not None
+    assert set(read_id(frame_checker.last_id)) == set(names)
     stream.close()
 
 

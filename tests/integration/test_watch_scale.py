@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.contract import Json, ok
 from tests.support.faults import fault
-from tests.support.ledger import Ledger
+from tests.support.frame_checker import FrameChecker
 from tests.support.length import pick
 from tests.support.server import Server, running
 from tests.support.sse_client import EventStream, Frame, open_stream, pump, watch
@@ -68,13 +68,13 @@ def test_a_thousand_watchers_and_some_are_stalled(server: Server) -> None:
     both = {"small": {}, "large": {}}
     stalled_sessions = [watch(server, both) for _ in range(STALLED)]
     stalled = [open_stream(server, session, receive_buffer=STALLED_BUFFER) for session in stalled_sessions]
-    ledgers = {stream: Ledger({"small": 0}) for stream in healthy}
+    frame_checkers = {stream: FrameChecker({"small": 0}) for stream in healthy}
 
     def take(stream: EventStream, frame: Frame) -> None:
-        ledgers[stream].take(frame)
+        frame_checkers[stream].take(frame)
 
     def all_have(seq: int) -> bool:
-        return all(ledger.cursors["small"] == seq for ledger in ledgers.values())
+        return all(frame_checker.cursors["small"] == seq for frame_checker in frame_checkers.values())
 
     pump(healthy, lambda: all_have(1), take)
     before = rss_bytes(front)
@@ -90,7 +90,9 @@ def test_a_thousand_watchers_and_some_are_stalled(server: Server) -> None:
         slowest = max(slowest, time.monotonic() - started)
         grown = max(grown, rss_bytes(front) - before)
     assert grown < GROWTH_MAX, f"the front grew by {grown >> 20} MiB"
-    assert all(ledger.seqs["small"] == list(range(1, WRITES + 2)) for ledger in ledgers.values())
+    assert all(
+        frame_checker.seqs["small"] == list(range(1, WRITES + 2)) for frame_checker in frame_checkers.values()
+    )
     for stream in healthy:
         stream.close()
     recover(server, dict(zip(stalled, stalled_sessions)))
@@ -99,24 +101,26 @@ def test_a_thousand_watchers_and_some_are_stalled(server: Server) -> None:
 
 def recover(server: Server, sessions: dict[EventStream, Json]) -> None:
     """All of them read what they missed; one whose stream was cut resumes with its id."""
-    ledgers = {stream: Ledger({"small": 0, "large": 0}) for stream in sessions}
+    frame_checkers = {stream: FrameChecker({"small": 0, "large": 0}) for stream in sessions}
     end = {"small": WRITES + 1, "large": LARGE_RECORDS + 1}
     for stream in sessions:
         wake(stream)
     pump(
-        list(ledgers),
-        lambda: all(ledger.cursors == end or stream.ended for stream, ledger in ledgers.items()),
-        lambda stream, frame: ledgers[stream].take(frame),
+        list(frame_checkers),
+        lambda: all(
+            frame_checker.cursors == end or stream.ended for stream, frame_checker in frame_checkers.items()
+        ),
+        lambda stream, frame: frame_checkers[stream].take(frame),
     )
-    for stream, ledger in ledgers.items():
+    for stream, frame_checker in frame_checkers.items():
         stream.close()
-        if ledger.cursors != end:
-            again = open_stream(server, sessions[stream], last_event_id=ledger.last_id)
-            pump([again], lambda: ledger.cursors == end, lambda _, frame: ledger.take(frame))  # noqa: B023
+        if frame_checker.cursors != end:
+            again = open_stream(server, sessions[stream], last_event_id=frame_checker.last_id)
+            pump([again], lambda: frame_checker.cursors == end, lambda _, frame: frame_checker.take(frame))  # noqa: B023
             again.close()
-        assert ledger.seqs["small"] == list(range(1, WRITES + 2))
-        assert ledger.seqs["large"] == list(range(1, LARGE_RECORDS + 2))
-        assert not ledger.gaps
+        assert frame_checker.seqs["small"] == list(range(1, WRITES + 2))
+        assert frame_checker.seqs["large"] == list(range(1, LARGE_RECORDS + 2))
+        assert not frame_checker.gaps
 
 
 def wake(stream: EventStream) -> None:

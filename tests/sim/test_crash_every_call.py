@@ -19,11 +19,11 @@ import msgspec
 import pytest
 
 from tests.support import length
-from tests.support import shard_words as d
+from tests.support import model_commands as d
 from tests.support.driver import SMALL, Driver
 from tests.support.faults import fault
 from tests.support.model import Conf, NewRec
-from tests.support.shard_words import Divergence
+from tests.support.model_commands import Divergence
 from tests.support.sim_disk import SimulatedCrash
 from topics.api.errors import TopicsError
 

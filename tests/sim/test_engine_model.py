@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.sim.walk import Walk
 from tests.support import length
-from tests.support import shard_words as d
+from tests.support import model_commands as d
 from tests.support.driver import Driver
 from tests.support.faults import fault
 from tests.support.model import Conf, NewRec

@@ -17,7 +17,7 @@ from tests.support.damage import (
     REFUSED,
     SERVED,
     UNSUPPORTED,
-    Shelf,
+    ShardFiles,
 )
 from tests.support.engine_harness import META_DIR, file_bytes, numbered, overwrite
 from tests.support.faults import fault
@@ -80,11 +80,11 @@ SEEN = {
 }
 
 
-def rot(shelf: Shelf, path: str, offset: int, length: int) -> None:
+def rot(shard_files: ShardFiles, path: str, offset: int, length: int) -> None:
     """Invert every bit of these bytes."""
-    old = file_bytes(shelf.disk, path)[offset : offset + length]
+    old = file_bytes(shard_files.disk, path)[offset : offset + length]
     assert len(old) == length, f"{path} has no byte {offset + length}"
-    shelf.change(path, offset, bytes(byte ^ 0xFF for byte in old))
+    shard_files.change(path, offset, bytes(byte ^ 0xFF for byte in old))
 
 
 def cases(where: str, what: str, fields: list[Field], expected: str, seen: str = "") -> list[object]:
@@ -112,12 +112,12 @@ def cases(where: str, what: str, fields: list[Field], expected: str, seen: str =
     cases("log file", "rot in the {} in the header of a used log file", LOG_HEADER, REFUSED),
 )
 def test_header_of_a_log_file(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    path = shelf.log_file()
-    rot(shelf, path, offset, length)
-    before = file_bytes(shelf.disk, path)
-    assert shelf.outcome() == expected
-    assert file_bytes(shelf.disk, path) == before
+    shard_files = ShardFiles()
+    path = shard_files.log_file()
+    rot(shard_files, path, offset, length)
+    before = file_bytes(shard_files.disk, path)
+    assert shard_files.outcome() == expected
+    assert file_bytes(shard_files.disk, path) == before
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_header_of_a_log_file(offset: int, length: int, expected: str) -> None:
     cases("log file", "rot in the {} of an entry, with synced entries after it", ENVELOPE, READ_ONLY),
 )
 def test_entry_in_the_middle_of_the_log(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    path, start, _ = shelf.envelope_of(13)
-    rot(shelf, path, start + offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.seen == ([row for row in shelf.written.items() if row[0] < 13], [])
-    assert shelf.h is not None
-    assert path in str(shelf.h.engine.shard.state.read_only)
+    shard_files = ShardFiles()
+    path, start, _ = shard_files.envelope_of(13)
+    rot(shard_files, path, start + offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.seen == ([row for row in shard_files.written.items() if row[0] < 13], [])
+    assert shard_files.h is not None
+    assert path in str(shard_files.h.engine.shard.state.read_only)
 
 
 @pytest.mark.parametrize(
@@ -140,11 +140,11 @@ def test_entry_in_the_middle_of_the_log(offset: int, length: int, expected: str)
 )
 def test_last_entry_of_the_log(offset: int, length: int, expected: str) -> None:
     """No later entry shows that it was synced. A power cut in the middle of the write leaves the same bytes."""
-    shelf = Shelf()
-    path, start, _ = shelf.envelope_of(16)
-    rot(shelf, path, start + offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.seen == ([row for row in shelf.written.items() if row[0] < 16], [])
+    shard_files = ShardFiles()
+    path, start, _ = shard_files.envelope_of(16)
+    rot(shard_files, path, start + offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.seen == ([row for row in shard_files.written.items() if row[0] < 16], [])
 
 
 @pytest.mark.parametrize(
@@ -152,23 +152,23 @@ def test_last_entry_of_the_log(offset: int, length: int, expected: str) -> None:
     cases("log file", "rot in the {} of a record in the log", FRAME, READ_ONLY),
 )
 def test_record_in_the_log(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    path, _, envelope = shelf.envelope_of(13)
-    rot(shelf, path, offset + (envelope.start if offset >= 0 else envelope.end), length)
-    assert shelf.outcome() == expected
+    shard_files = ShardFiles()
+    path, _, envelope = shard_files.envelope_of(13)
+    rot(shard_files, path, offset + (envelope.start if offset >= 0 else envelope.end), length)
+    assert shard_files.outcome() == expected
 
 
 @fault("log file", "any byte of an entry that two snapshots contain rots", SEEN[SERVED])
 @pytest.mark.parametrize("step", range(5))
 def test_entries_that_snapshots_contain(step: int) -> None:
-    shelf = Shelf()
-    path = shelf.log_file()
-    _, end, _ = shelf.envelope_of(11)
+    shard_files = ShardFiles()
+    path = shard_files.log_file()
+    _, end, _ = shard_files.envelope_of(11)
     some = pick(short=226, long=5)
     for offset in range(64 + step * 8 + pick(short=turn(some), long=0), end, some):
-        shelf = Shelf()
-        rot(shelf, path, offset, 1)
-        assert shelf.outcome() == SERVED, offset
+        shard_files = ShardFiles()
+        rot(shard_files, path, offset, 1)
+        assert shard_files.outcome() == SERVED, offset
 
 
 # ---- snapshots
@@ -176,8 +176,8 @@ def test_entries_that_snapshots_contain(step: int) -> None:
 
 def snapshot_fields() -> list[Field]:
     """Header, then length and row for the shard, the topics and the end, then the digest."""
-    shelf = Shelf()
-    data = file_bytes(shelf.disk, shelf.snapshot())
+    shard_files = ShardFiles()
+    data = file_bytes(shard_files.disk, shard_files.snapshot())
     names = ["the shard's row", "the first topic's row", "the second topic's row", "the closing row"]
     fields = [(f"the header's {name}", at, size) for name, at, size in HEADER]
     at = 16
@@ -200,21 +200,21 @@ def snapshot_fields() -> list[Field]:
     ),
 )
 def test_newest_snapshot(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    path = shelf.snapshot()
-    rot(shelf, path, offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.h is not None
-    assert len(shelf.h.engine.report.skipped_snapshots) == 1, "the damaged snapshot was not skipped"
+    shard_files = ShardFiles()
+    path = shard_files.snapshot()
+    rot(shard_files, path, offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.h is not None
+    assert len(shard_files.h.engine.report.skipped_snapshots) == 1, "the damaged snapshot was not skipped"
 
 
 @fault("snapshot", "any byte of the older snapshot rots", SEEN[SERVED])
 def test_older_snapshot() -> None:
-    size = len(file_bytes(Shelf().disk, Shelf().snapshot(1)))
+    size = len(file_bytes(ShardFiles().disk, ShardFiles().snapshot(1)))
     for offset in [*range(8), *range(12, size, 17)]:
-        shelf = Shelf()
-        rot(shelf, shelf.snapshot(1), offset, 1)
-        assert shelf.outcome() == SERVED, offset
+        shard_files = ShardFiles()
+        rot(shard_files, shard_files.snapshot(1), offset, 1)
+        assert shard_files.outcome() == SERVED, offset
 
 
 @fault(
@@ -223,18 +223,18 @@ def test_older_snapshot() -> None:
     "the log is replayed from its beginning; everything is served",
 )
 def test_both_snapshots() -> None:
-    shelf = Shelf()
+    shard_files = ShardFiles()
     for age in (0, 1):
-        rot(shelf, shelf.snapshot(age), 60, 4)
-    assert shelf.outcome() == SERVED
+        rot(shard_files, shard_files.snapshot(age), 60, 4)
+    assert shard_files.outcome() == SERVED
 
 
 # ---- segments
 
 
-def frame_at(shelf: Shelf, path: str, seq: int) -> tuple[int, int]:
+def frame_at(shard_files: ShardFiles, path: str, seq: int) -> tuple[int, int]:
     """Where the record's frame begins and ends in a .data file."""
-    data = file_bytes(shelf.disk, path)
+    data = file_bytes(shard_files.disk, path)
     at = 16
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
@@ -249,12 +249,12 @@ def frame_at(shelf: Shelf, path: str, seq: int) -> tuple[int, int]:
     cases("segment", "rot in the {} of a record in a sealed segment", FRAME, ANNOUNCED),
 )
 def test_record_in_a_sealed_segment(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    path = shelf.segment(5, "data")
-    start, end = frame_at(shelf, path, 6)
-    rot(shelf, path, (start if offset >= 0 else end) + offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.seen[1] == [(6, 6, "corrupt")]
+    shard_files = ShardFiles()
+    path = shard_files.segment(5, "data")
+    start, end = frame_at(shard_files, path, 6)
+    rot(shard_files, path, (start if offset >= 0 else end) + offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.seen[1] == [(6, 6, "corrupt")]
 
 
 @pytest.mark.parametrize(
@@ -262,12 +262,12 @@ def test_record_in_a_sealed_segment(offset: int, length: int, expected: str) -> 
     cases("segment", "rot in the {} of a record in an open segment", FRAME, ANNOUNCED),
 )
 def test_record_in_an_open_segment(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    path = shelf.segment(9, "data")
-    start, end = frame_at(shelf, path, 9)
-    rot(shelf, path, (start if offset >= 0 else end) + offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.seen[1] == [(9, 9, "corrupt")]
+    shard_files = ShardFiles()
+    path = shard_files.segment(9, "data")
+    start, end = frame_at(shard_files, path, 9)
+    rot(shard_files, path, (start if offset >= 0 else end) + offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.seen[1] == [(9, 9, "corrupt")]
 
 
 @fault("segment", "the header of a .data file rots", SEEN[SERVED])
@@ -275,9 +275,9 @@ def test_record_in_an_open_segment(offset: int, length: int, expected: str) -> N
 @pytest.mark.parametrize(("name", "offset", "length"), HEADER)
 def test_header_of_records(first_seq: int, name: str, offset: int, length: int) -> None:
     """The records do not need it: the snapshot describes them, and each has a digest."""
-    shelf = Shelf()
-    rot(shelf, shelf.segment(first_seq, "data"), offset, length)
-    assert shelf.outcome() == SERVED
+    shard_files = ShardFiles()
+    rot(shard_files, shard_files.segment(first_seq, "data"), offset, length)
+    assert shard_files.outcome() == SERVED
 
 
 REBUILT = "the index is made again from the records; everything is served"
@@ -315,11 +315,11 @@ SUM_FIELDS = [
     ],
 )
 def test_sum_of_a_sealed_segment(field: str) -> None:
-    shelf = Shelf()
-    path = shelf.segment(5, "sum")
-    at = file_bytes(shelf.disk, path).index(field.encode()) + len(field)
-    rot(shelf, path, at, 1)
-    assert shelf.outcome() == SERVED
+    shard_files = ShardFiles()
+    path = shard_files.segment(5, "sum")
+    at = file_bytes(shard_files.disk, path).index(field.encode()) + len(field)
+    rot(shard_files, path, at, 1)
+    assert shard_files.outcome() == SERVED
 
 
 @pytest.mark.parametrize(
@@ -333,10 +333,10 @@ def test_sum_of_a_sealed_segment(field: str) -> None:
     ),
 )
 def test_header_and_digest_of_a_sum(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    path = shelf.segment(5, "sum")
-    rot(shelf, path, offset % len(file_bytes(shelf.disk, path)), length)
-    assert shelf.outcome() == expected
+    shard_files = ShardFiles()
+    path = shard_files.segment(5, "sum")
+    rot(shard_files, path, offset % len(file_bytes(shard_files.disk, path)), length)
+    assert shard_files.outcome() == expected
 
 
 # ---- indexes
@@ -356,11 +356,11 @@ def test_header_and_digest_of_a_sum(offset: int, length: int, expected: str) -> 
     ],
 )
 def test_index_of_a_sealed_segment(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    rot(shelf, shelf.segment(5, "idx"), offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.h is not None
-    assert shelf.h.engine.report.rebuilt
+    shard_files = ShardFiles()
+    rot(shard_files, shard_files.segment(5, "idx"), offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.h is not None
+    assert shard_files.h.engine.report.rebuilt
 
 
 @pytest.mark.parametrize(
@@ -377,65 +377,65 @@ def test_index_of_a_sealed_segment(offset: int, length: int, expected: str) -> N
     ],
 )
 def test_index_of_an_open_segment(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    rot(shelf, shelf.segment(9, "idx"), offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.h is not None
-    assert shelf.h.engine.report.rebuilt
-    assert_right_names(shelf)
+    shard_files = ShardFiles()
+    rot(shard_files, shard_files.segment(9, "idx"), offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.h is not None
+    assert shard_files.h.engine.report.rebuilt
+    assert_right_names(shard_files)
 
 
-def assert_right_names(shelf: Shelf) -> None:
+def assert_right_names(shard_files: ShardFiles) -> None:
     """Tags and nodes of the open segment, now, after it has grown and is sealed, and after that."""
-    h = shelf.open()
+    h = shard_files.open()
     for _ in range(2):
         page = h.diff("t", 8, limit=2)
         assert (page.tags, page.nodes) == ([b"odd", b"even"], [b"n1", None])
         h.append("t", b"17", b"18", tags=[b"even", b"new"])
         h.checkpoint()
         h.kill()
-        h = shelf.open()
+        h = shard_files.open()
         assert h.engine.report.rebuilt == [], "the index was not rebuilt"
     assert h.diff("t", 16, limit=4).tags == [b"even", b"new"] * 2
 
 
 @fault("index", "the tag of a row in an open index becomes another one's", REBUILT)
 def test_tag_in_an_open_index() -> None:
-    shelf = Shelf()
-    shelf.change(shelf.segment(9, "idx"), 16 + 20, b"\x02")  # the other record's
-    assert shelf.outcome() == SERVED
-    assert_right_names(shelf)
+    shard_files = ShardFiles()
+    shard_files.change(shard_files.segment(9, "idx"), 16 + 20, b"\x02")  # the other record's
+    assert shard_files.outcome() == SERVED
+    assert_right_names(shard_files)
 
 
 @fault("index", "a name in an open dictionary becomes another", REBUILT)
 def test_name_in_an_open_dictionary() -> None:
-    shelf = Shelf()
-    path = shelf.segment(9, "dict")
-    shelf.change(path, file_bytes(shelf.disk, path).index(b"odd"), b"o0d")
-    assert shelf.outcome() == SERVED
-    assert_right_names(shelf)
+    shard_files = ShardFiles()
+    path = shard_files.segment(9, "dict")
+    shard_files.change(path, file_bytes(shard_files.disk, path).index(b"odd"), b"o0d")
+    assert shard_files.outcome() == SERVED
+    assert_right_names(shard_files)
 
 
 @pytest.mark.parametrize("suffix", ["idx", "dict"])
 @fault("index", "an open index rots while the shard runs, and the segment is then sealed", REBUILT)
 def test_rot_before_a_seal_is_not_sealed_in(suffix: str) -> None:
-    shelf = Shelf()
-    h = shelf.open()
+    shard_files = ShardFiles()
+    h = shard_files.open()
     assert h.diff("t", 8, limit=2).tags == [b"odd", b"even"]
-    shelf.change(shelf.segment(9, suffix), 16 + 20, b"\x02\x01")
+    shard_files.change(shard_files.segment(9, suffix), 16 + 20, b"\x02\x01")
     h.append("t", b"17", b"18")
     h.checkpoint()
-    assert any(path.endswith("9-0.sum") for path in shelf.disk.paths())
+    assert any(path.endswith("9-0.sum") for path in shard_files.disk.paths())
     h.kill()
-    h = shelf.open()
+    h = shard_files.open()
     assert h.diff("t", 8, limit=2).tags == [b"odd", b"even"]
     assert h.engine.report.rebuilt
 
 
 def dict_fields() -> list[Field]:
     """Each block of the dictionary: kind, padding, count, bytes, and its entries."""
-    shelf = Shelf()
-    data = file_bytes(shelf.disk, shelf.segment(5, "dict"))
+    shard_files = ShardFiles()
+    data = file_bytes(shard_files.disk, shard_files.segment(5, "dict"))
     fields: list[Field] = []
     at = 16
     while at < len(data):
@@ -456,11 +456,11 @@ def dict_fields() -> list[Field]:
     ],
 )
 def test_dictionary_of_a_sealed_segment(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    rot(shelf, shelf.segment(5, "dict"), offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.h is not None
-    page = shelf.h.diff("t", 4, limit=4)
+    shard_files = ShardFiles()
+    rot(shard_files, shard_files.segment(5, "dict"), offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.h is not None
+    page = shard_files.h.diff("t", 4, limit=4)
     assert (page.tags, page.nodes) == ([b"odd", b"even"] * 2, [b"n1", None] * 2)
 
 
@@ -475,9 +475,9 @@ def test_dictionary_of_a_sealed_segment(offset: int, length: int, expected: str)
     ),
 )
 def test_header_of_deleted_rows(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    rot(shelf, shelf.segment(1, "del"), offset, length)
-    assert shelf.outcome() == expected
+    shard_files = ShardFiles()
+    rot(shard_files, shard_files.segment(1, "del"), offset, length)
+    assert shard_files.outcome() == expected
 
 
 MARKS: list[Field] = [
@@ -495,21 +495,21 @@ ALL_LOST = "the segment's records are announced as lost (corrupt); all others ar
 )
 def test_marks_of_deleted_rows(offset: int, length: int, expected: str) -> None:
     """It is unknown which records are deleted: none may come back, and none may be lost without a tombstone."""
-    shelf = Shelf()
-    rot(shelf, shelf.segment(1, "del"), offset, length)
-    assert shelf.outcome() == expected
-    assert shelf.seen[1] == [(1, 4, "corrupt")]
+    shard_files = ShardFiles()
+    rot(shard_files, shard_files.segment(1, "del"), offset, length)
+    assert shard_files.outcome() == expected
+    assert shard_files.seen[1] == [(1, 4, "corrupt")]
 
 
 @pytest.mark.parametrize("mark", [0, 3, 255])
 @pytest.mark.parametrize("offset", range(16, 36))
 @fault("segment", "any byte of a block of a .del file becomes another", ALL_LOST)
 def test_any_byte_of_the_marks(offset: int, mark: int) -> None:
-    shelf = Shelf()
-    path = shelf.segment(1, "del")
-    changed = file_bytes(shelf.disk, path)[offset] != mark
-    shelf.change(path, offset, bytes([mark]))
-    assert shelf.outcome() == (ANNOUNCED if changed else SERVED)
+    shard_files = ShardFiles()
+    path = shard_files.segment(1, "del")
+    changed = file_bytes(shard_files.disk, path)[offset] != mark
+    shard_files.change(path, offset, bytes([mark]))
+    assert shard_files.outcome() == (ANNOUNCED if changed else SERVED)
 
 
 # ---- intents
@@ -527,19 +527,19 @@ INTENT = f"{META_DIR}/intent-0000000000000001"
     ),
 )
 def test_pending_intent(offset: int, length: int, expected: str) -> None:
-    shelf = Shelf()
-    write_intent(shelf.disk, META_DIR, 1, [(shelf.segment(1, "data"), 0, b"TPCSDAT\0")])
-    assert shelf.outcome() == SERVED, "an intact intent is applied and removed"
-    shelf = Shelf()
-    write_intent(shelf.disk, META_DIR, 1, [(shelf.segment(1, "data"), 0, b"TPCSDAT\0")])
-    data = bytearray(file_bytes(shelf.disk, INTENT))
+    shard_files = ShardFiles()
+    write_intent(shard_files.disk, META_DIR, 1, [(shard_files.segment(1, "data"), 0, b"TPCSDAT\0")])
+    assert shard_files.outcome() == SERVED, "an intact intent is applied and removed"
+    shard_files = ShardFiles()
+    write_intent(shard_files.disk, META_DIR, 1, [(shard_files.segment(1, "data"), 0, b"TPCSDAT\0")])
+    data = bytearray(file_bytes(shard_files.disk, INTENT))
     at = offset % len(data)
     data[at : at + length] = bytes(byte ^ 0xFF for byte in data[at : at + length])
-    overwrite(shelf.disk, INTENT, bytes(data))
+    overwrite(shard_files.disk, INTENT, bytes(data))
     with pytest.raises((Corrupt, UnsupportedFormat)) as caught:
-        shelf.open()
+        shard_files.open()
     assert INTENT in str(caught.value)
-    assert file_bytes(shelf.disk, INTENT) == bytes(data)
+    assert file_bytes(shard_files.disk, INTENT) == bytes(data)
 
 
 @pytest.mark.parametrize("offset", [4, 60, 150])
@@ -548,19 +548,19 @@ def test_pending_intent(offset: int, length: int, expected: str) -> None:
 )
 def test_first_entry_of_a_file_that_recovery_began(offset: int) -> None:
     """It is a copy of the end of the previous file, which is still there under the same number."""
-    shelf = Shelf()
-    h = shelf.open()
-    path = shelf.log_file()
+    shard_files = ShardFiles()
+    h = shard_files.open()
+    path = shard_files.log_file()
     h.append("t", b"17")
     h.append("t", b"18")
     h.kill()
-    first = shelf.envelopes(path)[0]
-    rot(shelf, path, first.start - 48 + offset, 1)
-    h = shelf.open()
+    first = shard_files.envelopes(path)[0]
+    rot(shard_files, path, first.start - 48 + offset, 1)
+    h = shard_files.open()
     assert h.engine.shard.state.read_only is not None
     assert f"{path} at byte 64" in h.engine.shard.state.read_only
     rows, gaps = h.read("t")
-    assert dict(rows).items() <= shelf.written.items()
+    assert dict(rows).items() <= shard_files.written.items()
     assert gaps == []
 
 
@@ -570,18 +570,18 @@ def test_first_entry_of_a_file_that_recovery_began(offset: int) -> None:
     SEEN[ANNOUNCED],
 )
 def test_record_that_rots_before_the_seal() -> None:
-    shelf = Shelf()
-    h = shelf.open()
-    path = shelf.segment(9, "data")
-    assert len(h.rows("t")) == len(shelf.written)
-    shelf.change(path, file_bytes(shelf.disk, path).index(numbered(9, 1)[0]) + 3, b"!")
+    shard_files = ShardFiles()
+    h = shard_files.open()
+    path = shard_files.segment(9, "data")
+    assert len(h.rows("t")) == len(shard_files.written)
+    shard_files.change(path, file_bytes(shard_files.disk, path).index(numbered(9, 1)[0]) + 3, b"!")
     h.append("t", b"17", b"18")
     h.checkpoint()
-    assert any(name.endswith("9-0.sum") for name in shelf.disk.paths())
+    assert any(name.endswith("9-0.sum") for name in shard_files.disk.paths())
     for _ in range(2):
         rows, gaps = h.read("t")
-        left = {seq: payload for seq, payload in shelf.written.items() if seq != 9}
+        left = {seq: payload for seq, payload in shard_files.written.items() if seq != 9}
         assert dict(rows) == {**left, 17: b"17", 18: b"18"}
         assert gaps == [(9, 9, "corrupt")]
         h.kill()
-        h = shelf.open()
+        h = shard_files.open()

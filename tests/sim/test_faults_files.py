@@ -19,26 +19,26 @@ from tests.support.damage import (
     READ_ONLY,
     SERVED,
     UNREADABLE,
-    Shelf,
+    ShardFiles,
 )
 from tests.support.engine_harness import META_DIR, WAL_DIR, file_bytes, lose, overwrite
 from tests.support.faults import fault
 from topics.engine.storage.wal import FILE_HEADER, file_header
 
 # Name, place in the catalogue, which file.
-KINDS: dict[str, tuple[str, Callable[[Shelf], str]]] = {
-    "the active log file": ("log file", Shelf.log_file),
-    "the spare log file": ("log file", lambda shelf: shelf.spare()),
-    "the newest snapshot": ("snapshot", Shelf.snapshot),
-    "the older snapshot": ("snapshot", lambda shelf: shelf.snapshot(1)),
-    "the .data of a sealed segment": ("segment", lambda shelf: shelf.segment(5, "data")),
-    "the .idx of a sealed segment": ("index", lambda shelf: shelf.segment(5, "idx")),
-    "the .dict of a sealed segment": ("index", lambda shelf: shelf.segment(5, "dict")),
-    "the .sum of a sealed segment": ("segment", lambda shelf: shelf.segment(5, "sum")),
-    "the .del of a sealed segment": ("segment", lambda shelf: shelf.segment(1, "del")),
-    "the .data of an open segment": ("segment", lambda shelf: shelf.segment(9, "data")),
-    "the .idx of an open segment": ("index", lambda shelf: shelf.segment(9, "idx")),
-    "the .dict of an open segment": ("index", lambda shelf: shelf.segment(9, "dict")),
+KINDS: dict[str, tuple[str, Callable[[ShardFiles], str]]] = {
+    "the active log file": ("log file", ShardFiles.log_file),
+    "the spare log file": ("log file", lambda shard_files: shard_files.spare()),
+    "the newest snapshot": ("snapshot", ShardFiles.snapshot),
+    "the older snapshot": ("snapshot", lambda shard_files: shard_files.snapshot(1)),
+    "the .data of a sealed segment": ("segment", lambda shard_files: shard_files.segment(5, "data")),
+    "the .idx of a sealed segment": ("index", lambda shard_files: shard_files.segment(5, "idx")),
+    "the .dict of a sealed segment": ("index", lambda shard_files: shard_files.segment(5, "dict")),
+    "the .sum of a sealed segment": ("segment", lambda shard_files: shard_files.segment(5, "sum")),
+    "the .del of a sealed segment": ("segment", lambda shard_files: shard_files.segment(1, "del")),
+    "the .data of an open segment": ("segment", lambda shard_files: shard_files.segment(9, "data")),
+    "the .idx of an open segment": ("index", lambda shard_files: shard_files.segment(9, "idx")),
+    "the .dict of an open segment": ("index", lambda shard_files: shard_files.segment(9, "dict")),
 }
 HARMLESS = {
     "the spare log file": "it is replaced; everything is served",
@@ -73,22 +73,22 @@ def cases(what: str, expect: Callable[[str], tuple[str, str]], without: tuple[st
     ]
 
 
-def path_of(shelf: Shelf, kind: str) -> str:
-    return KINDS[kind][1](shelf)
+def path_of(shard_files: ShardFiles, kind: str) -> str:
+    return KINDS[kind][1](shard_files)
 
 
 @pytest.mark.parametrize(("kind", "expected"), cases("{} is missing", gone))
 def test_missing_file(kind: str, expected: str) -> None:
-    shelf = Shelf()
-    lose(shelf.disk, path_of(shelf, kind))
-    assert shelf.outcome() == expected
+    shard_files = ShardFiles()
+    lose(shard_files.disk, path_of(shard_files, kind))
+    assert shard_files.outcome() == expected
 
 
 @pytest.mark.parametrize(("kind", "expected"), cases("{} is empty", gone))
 def test_empty_file(kind: str, expected: str) -> None:
-    shelf = Shelf()
-    shelf.cut(path_of(shelf, kind), 0)
-    assert shelf.outcome() == expected
+    shard_files = ShardFiles()
+    shard_files.cut(path_of(shard_files, kind), 0)
+    assert shard_files.outcome() == expected
 
 
 def cut_short(kind: str) -> tuple[str, str]:
@@ -100,27 +100,27 @@ def cut_short(kind: str) -> tuple[str, str]:
 @pytest.mark.parametrize(("kind", "expected"), cases("{} is cut short", cut_short))
 @pytest.mark.parametrize("share", [3, 5, 8])
 def test_short_file(kind: str, expected: str, share: int) -> None:
-    shelf = Shelf()
-    path = path_of(shelf, kind)
-    length = len(file_bytes(shelf.disk, path)) * share // 9
+    shard_files = ShardFiles()
+    path = path_of(shard_files, kind)
+    length = len(file_bytes(shard_files.disk, path)) * share // 9
     if kind == "the active log file":
-        length = shelf.envelope_of(14)[1] + 7 * share  # in an entry's header and in its body
+        length = shard_files.envelope_of(14)[1] + 7 * share  # in an entry's header and in its body
     elif ".del" in kind:
         length = 2 * share - 1  # in its header
-    shelf.cut(path, length)
-    assert shelf.outcome() == expected
+    shard_files.cut(path, length)
+    assert shard_files.outcome() == expected
 
 
 @fault("log file", "a log file ends exactly between two entries", SHORT_LOG)
 @pytest.mark.parametrize("seq", [12, LAST])
 def test_log_file_that_ends_exactly_between_two_entries(seq: int) -> None:
-    shelf = Shelf()
-    path, start, _ = shelf.envelope_of(seq)
-    shelf.cut(path, start)
-    assert shelf.outcome() == READ_ONLY
-    assert shelf.seen[0] == [row for row in shelf.written.items() if row[0] < seq]
-    assert shelf.h is not None
-    assert path in str(shelf.h.engine.shard.state.read_only)
+    shard_files = ShardFiles()
+    path, start, _ = shard_files.envelope_of(seq)
+    shard_files.cut(path, start)
+    assert shard_files.outcome() == READ_ONLY
+    assert shard_files.seen[0] == [row for row in shard_files.written.items() if row[0] < seq]
+    assert shard_files.h is not None
+    assert path in str(shard_files.h.engine.shard.state.read_only)
 
 
 @fault(
@@ -129,25 +129,25 @@ def test_log_file_that_ends_exactly_between_two_entries(seq: int) -> None:
     "what is cut off is not there, and the recovery report says where; what lies before is served",
 )
 def test_short_log_file_that_does_not_know_its_length() -> None:
-    shelf = Shelf()
-    path, start, _ = shelf.envelope_of(14)
-    _, _, shard, number, salt, _ = FILE_HEADER.unpack_from(file_bytes(shelf.disk, path))
-    shelf.change(path, 0, file_header(shard=shard, number=number, salt=salt))
-    shelf.cut(path, start + 21)
-    assert shelf.outcome() == CUT
+    shard_files = ShardFiles()
+    path, start, _ = shard_files.envelope_of(14)
+    _, _, shard, number, salt, _ = FILE_HEADER.unpack_from(file_bytes(shard_files.disk, path))
+    shard_files.change(path, 0, file_header(shard=shard, number=number, salt=salt))
+    shard_files.cut(path, start + 21)
+    assert shard_files.outcome() == CUT
 
 
 @fault("log file", "a log file is cut off behind its header, with older log files still there", SHORT_LOG)
 @pytest.mark.parametrize("length", [20, 64, 100])
 def test_log_file_that_lost_every_entry(length: int) -> None:
     """Only the contents of the newest file are gone, and no number is missing between the entries that are left."""
-    shelf = Shelf()
-    h = shelf.open()  # begins a file of its own
+    shard_files = ShardFiles()
+    h = shard_files.open()  # begins a file of its own
     h.append("t", b"17")
     h.kill()
-    path = shelf.log_file()
-    shelf.cut(path, length)
-    h = shelf.open()
+    path = shard_files.log_file()
+    shard_files.cut(path, length)
+    h = shard_files.open()
     assert path in str(h.engine.shard.state.read_only)
     assert 17 not in dict(h.rows("t"))
 
@@ -158,29 +158,29 @@ def test_log_file_that_lost_every_entry(length: int) -> None:
     "it is put into lost+found; everything is served",
 )
 def test_log_file_of_noise() -> None:
-    shelf = Shelf()
+    shard_files = ShardFiles()
     noise = bytes(range(1, 251)) * 5
-    overwrite(shelf.disk, f"{WAL_DIR}/wal-{98:016d}.log", noise)
-    assert shelf.outcome() == SERVED
-    assert file_bytes(shelf.disk, f"lost+found/shard-00-wal-{98:016d}.log") == noise
+    overwrite(shard_files.disk, f"{WAL_DIR}/wal-{98:016d}.log", noise)
+    assert shard_files.outcome() == SERVED
+    assert file_bytes(shard_files.disk, f"lost+found/shard-00-wal-{98:016d}.log") == noise
 
 
 @fault("log file", "the active log file is full of noise", LOG_GONE)
 def test_active_log_file_of_noise() -> None:
-    shelf = Shelf()
-    path = shelf.log_file()
+    shard_files = ShardFiles()
+    path = shard_files.log_file()
     noise = bytes(range(1, 251)) * 5
-    overwrite(shelf.disk, path, noise)
-    assert shelf.outcome() == GAP
-    assert file_bytes(shelf.disk, path) == noise
+    overwrite(shard_files.disk, path, noise)
+    assert shard_files.outcome() == GAP
+    assert file_bytes(shard_files.disk, path) == noise
 
 
 @pytest.mark.parametrize(("kind", "expected"), cases("{} is full of zeros", gone))
 def test_zeroed_file(kind: str, expected: str) -> None:
-    shelf = Shelf()
-    path = path_of(shelf, kind)
-    shelf.change(path, 0, bytes(len(file_bytes(shelf.disk, path))))
-    assert shelf.outcome() == expected
+    shard_files = ShardFiles()
+    path = path_of(shard_files, kind)
+    shard_files.change(path, 0, bytes(len(file_bytes(shard_files.disk, path))))
+    assert shard_files.outcome() == expected
 
 
 @pytest.mark.parametrize(
@@ -191,11 +191,11 @@ def test_zeroed_file(kind: str, expected: str) -> None:
     ),
 )
 def test_directory_in_place_of_a_file(kind: str, expected: str) -> None:
-    shelf = Shelf()
-    shelf.replace_by_directory(path_of(shelf, kind))
-    before = [path for path in shelf.disk.paths() if path != shelf.spare()]
-    assert shelf.outcome() == expected
-    assert set(before) <= set(shelf.disk.paths())
+    shard_files = ShardFiles()
+    shard_files.replace_by_directory(path_of(shard_files, kind))
+    before = [path for path in shard_files.disk.paths() if path != shard_files.spare()]
+    assert shard_files.outcome() == expected
+    assert set(before) <= set(shard_files.disk.paths())
 
 
 # ---- unexpected files
@@ -220,10 +220,10 @@ REMOVED = "it is removed; everything is served"
     ],
 )
 def test_foreign_file(path: str) -> None:
-    shelf = Shelf()
-    overwrite(shelf.disk, path, FOREIGN)
-    assert shelf.outcome() == SERVED
-    assert file_bytes(shelf.disk, path) == FOREIGN
+    shard_files = ShardFiles()
+    overwrite(shard_files.disk, path, FOREIGN)
+    assert shard_files.outcome() == SERVED
+    assert file_bytes(shard_files.disk, path) == FOREIGN
 
 
 @fault(
@@ -232,11 +232,11 @@ def test_foreign_file(path: str) -> None:
     "it is put into lost+found; everything is served",
 )
 def test_foreign_file_among_segments() -> None:
-    shelf = Shelf()
-    overwrite(shelf.disk, f"{shelf.topic_dir}/notes.txt", FOREIGN)
-    assert shelf.outcome() == SERVED
-    (kept,) = (path for path in shelf.disk.paths() if path.startswith("lost+found/"))
-    assert file_bytes(shelf.disk, kept) == FOREIGN
+    shard_files = ShardFiles()
+    overwrite(shard_files.disk, f"{shard_files.topic_dir}/notes.txt", FOREIGN)
+    assert shard_files.outcome() == SERVED
+    (kept,) = (path for path in shard_files.disk.paths() if path.startswith("lost+found/"))
+    assert file_bytes(shard_files.disk, kept) == FOREIGN
 
 
 @pytest.mark.parametrize(
@@ -255,19 +255,19 @@ def test_foreign_file_among_segments() -> None:
     ],
 )
 def test_leftover(path: str) -> None:
-    shelf = Shelf()
-    overwrite(shelf.disk, path, bytes(4096) if "wal-" in path else FOREIGN)
-    assert shelf.outcome() == SERVED
-    assert path not in shelf.disk.paths()
+    shard_files = ShardFiles()
+    overwrite(shard_files.disk, path, bytes(4096) if "wal-" in path else FOREIGN)
+    assert shard_files.outcome() == SERVED
+    assert path not in shard_files.disk.paths()
 
 
 @fault("segment", "a half-written .del is left behind", REMOVED)
 def test_leftover_among_segments() -> None:
-    shelf = Shelf()
-    path = shelf.segment(5, "del") + ".tmp"
-    overwrite(shelf.disk, path, FOREIGN)
-    assert shelf.outcome() == SERVED
-    assert path not in shelf.disk.paths()
+    shard_files = ShardFiles()
+    path = shard_files.segment(5, "del") + ".tmp"
+    overwrite(shard_files.disk, path, FOREIGN)
+    assert shard_files.outcome() == SERVED
+    assert path not in shard_files.disk.paths()
 
 
 @pytest.mark.parametrize(
@@ -281,27 +281,31 @@ def test_leftover_among_segments() -> None:
     ids=["duplicate", "beyond the head"],
 )
 def test_segment_that_no_snapshot_names(first_seq: int, generation: int) -> None:
-    shelf = Shelf()
+    shard_files = ShardFiles()
     for suffix in ("data", "idx", "dict", "sum"):
-        path = f"{shelf.topic_dir}/seg-{first_seq:016x}-{generation}.{suffix}"
-        overwrite(shelf.disk, path, file_bytes(shelf.disk, shelf.segment(5, suffix)))
-    assert shelf.outcome() == SERVED
-    assert not [path for path in shelf.disk.paths() if f"seg-{first_seq:016x}-{generation}" in path]
+        path = f"{shard_files.topic_dir}/seg-{first_seq:016x}-{generation}.{suffix}"
+        overwrite(shard_files.disk, path, file_bytes(shard_files.disk, shard_files.segment(5, suffix)))
+    assert shard_files.outcome() == SERVED
+    assert not [path for path in shard_files.disk.paths() if f"seg-{first_seq:016x}-{generation}" in path]
 
 
 @fault("segment", "the segments of two topics are swapped", LOST)
 def test_segments_of_another_topic() -> None:
     """Intact and sealed, with the same seqs: only the link stored in the snapshot can tell."""
-    shelf = Shelf()
+    shard_files = ShardFiles()
     for suffix in ("data", "idx", "sum"):
-        other = file_bytes(shelf.disk, shelf.segment(1, suffix, topic="u"))
-        overwrite(shelf.disk, shelf.segment(1, suffix), other)
-    assert shelf.outcome() == ANNOUNCED
-    assert shelf.seen[1] == [(1, 4, "corrupt")]
+        other = file_bytes(shard_files.disk, shard_files.segment(1, suffix, topic="u"))
+        overwrite(shard_files.disk, shard_files.segment(1, suffix), other)
+    assert shard_files.outcome() == ANNOUNCED
+    assert shard_files.seen[1] == [(1, 4, "corrupt")]
 
 
 @fault("segment", "the .sum of another segment stands in place of a segment's own", REBUILT)
 def test_sum_of_another_segment() -> None:
-    shelf = Shelf()
-    overwrite(shelf.disk, shelf.segment(5, "sum"), file_bytes(shelf.disk, shelf.segment(1, "sum")))
-    assert shelf.outcome() == SERVED
+    shard_files = ShardFiles()
+    overwrite(
+        shard_files.disk,
+        shard_files.segment(5, "sum"),
+        file_bytes(shard_files.disk, shard_files.segment(1, "sum")),
+    )
+    assert shard_files.outcome() == SERVED

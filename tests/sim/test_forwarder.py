@@ -126,7 +126,7 @@ def test_one_batch_of_a_flow_is_on_its_way_and_it_is_bounded(
     while made.step():
         copies = copies_on_wires(made)
         assert len(copies) <= 1
-        assert all(bytes(mail.parts[0]).count(b"record ") <= 3 for mail in copies)
+        assert all(bytes(message.parts[0]).count(b"record ") <= 3 for message in copies)
     assert texts(made, dest) == numbered(1, 10)
 
 

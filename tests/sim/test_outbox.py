@@ -20,7 +20,7 @@ from tests.support import length
 from tests.support.engine_harness import Harness, append, numbered
 from tests.support.faults import fault
 from tests.support.shard_answers import ShardAnswer, as_answer
-from tests.support.shard_rig import WORKER, Cluster, Mail, Rig, error_of, shard_config
+from tests.support.shard_rig import WORKER, Cluster, Rig, WireMessage, error_of, shard_config
 from tests.support.sim_disk import SimDisk
 from topics.api.config import EngineConfig, TopicConfig
 from topics.api.limits import KIB, MIB
@@ -84,8 +84,8 @@ def cluster(disks: list[SimDisk], **limits: int) -> Cluster:
     return made
 
 
-def letters_on_wires(made: Cluster) -> list[Mail]:
-    return [mail for mail in made.wires if b'"record' in b"".join(mail.parts)]
+def letters_on_wires(made: Cluster) -> list[WireMessage]:
+    return [message for message in made.wires if b'"record' in b"".join(message.parts)]
 
 
 def texts(made: Cluster, topic: str) -> list[str]:
@@ -156,7 +156,7 @@ def test_one_batch_of_a_topic_is_on_its_way_and_it_is_bounded(
     while made.step():
         letters = letters_on_wires(made)
         assert len(letters) <= 1
-        assert all(bytes(mail.parts[0]).count(b'"record') <= 3 for mail in letters)
+        assert all(bytes(message.parts[0]).count(b'"record') <= 3 for message in letters)
     assert texts(made, target) == all_texts()
 
 
@@ -256,8 +256,8 @@ def test_letters_without_an_answer_are_sent_again() -> None:
     made = cluster(disks_with_letters(FAR))
     while not letters_on_wires(made):
         assert made.step()
-    for mail in letters_on_wires(made):
-        made.wires.remove(mail)
+    for message in letters_on_wires(made):
+        made.wires.remove(message)
     made.rest()
     assert on_their_way(made) == JOBS
     made.clock.advance(peers.GIVE_UP_US // 1000)

@@ -16,7 +16,7 @@ import errno
 import pytest
 
 from tests.sim.server_walk import Simulation
-from tests.support import shard_words as d
+from tests.support import model_commands as d
 from tests.support.driver import Driver
 from tests.support.faults import fault
 from tests.support.model import Conf, NewRec

@@ -126,7 +126,7 @@ def test_what_is_written_afterwards_lasts() -> None:
             b'"more"',
             b'"and more"',
         ]
-        assert fleet.seat(topic).seqs(topic) == list(range(1, 21))
+        assert fleet.owner(topic).seqs(topic) == list(range(1, 21))
         fleet.kill()
 
 
@@ -187,7 +187,7 @@ def test_directories_of_topics_that_came_from_elsewhere_are_nobody_elses() -> No
         fleet.reshard(shards)
         for _ in range(2):
             fleet.open()
-            assert all(len(fleet.seat(f"t{i}").seqs(f"t{i}")) == 9 for i in range(8))
+            assert all(len(fleet.owner(f"t{i}").seqs(f"t{i}")) == 9 for i in range(8))
             fleet.close()
     fleet.reshard(3)
     fleet.open()
@@ -247,13 +247,13 @@ def test_a_letter_that_moves_arrives_once(taken: bool) -> None:
     fleet.open()
     fleet.ship("q")
     fleet.ship("q")
-    assert len(fleet.seat("dead").seqs("dead")) == 1
-    assert 3 not in fleet.seat("q").seqs("q")
+    assert len(fleet.owner("dead").seqs("dead")) == 1
+    assert 3 not in fleet.owner("q").seqs("q")
     fleet.kill()
     fleet.reshard(4)
     fleet.open()
     assert fleet.ship("q") == 0
-    assert len(fleet.seat("dead").seqs("dead")) == 1
+    assert len(fleet.owner("dead").seqs("dead")) == 1
 
 
 def test_copies_go_on_where_they_were() -> None:
@@ -267,7 +267,7 @@ def test_copies_go_on_where_they_were() -> None:
     for i in range(4):
         assert fleet.copy(2, f"p.{i}") == 1
         assert fleet.copy(2, f"p.{i}") == 0
-    assert len(fleet.seat("many").seqs("many")) == 12
+    assert len(fleet.owner("many").seqs("many")) == 12
     fleet.put("p.new", FSYNC)
     fleet.append("p.new", *numbered(1, 3))
     assert fleet.copy(2, "p.new") == 3, "a topic that is made later must be copied from its first record"
@@ -278,11 +278,11 @@ def test_a_rule_that_is_being_made_copies_nothing_from_before() -> None:
     fleet, _ = fleet_of()
     fleet.reshard(3)
     fleet.open()
-    assert all(3 in seat.engine.shard.forwards.outflows for seat in fleet.seats)
-    rule = fleet.seats[0].engine.shard.forwards.catalog[3]
+    assert all(3 in open_shard.engine.shard.forwards.outflows for open_shard in fleet.open_shards)
+    rule = fleet.open_shards[0].engine.shard.forwards.catalog[3]
     assert rule.state == "making"
-    for seat in fleet.seats:  # the catalog continues with it
-        seat.do(f.OpenOutflow(rule))
+    for open_shard in fleet.open_shards:  # the catalog continues with it
+        open_shard.do(f.OpenOutflow(rule))
     there = Fleet(2, disk=copy.deepcopy(filled(CONFIG, "killed")[0]))
     there.open()
     late = [name for name in (f"p.{i}" for i in range(4)) if shard_of(name, 2) == 1]
@@ -297,8 +297,17 @@ def test_rules_are_at_shard_0_alone() -> None:
     fleet, before = fleet_of()
     fleet.reshard(4)
     fleet.open()
-    assert [sorted(seat.engine.shard.forwards.catalog) for seat in fleet.seats] == [[1, 2, 3], [], [], []]
-    literal = [seat.config.shard for seat in fleet.seats if 1 in seat.engine.shard.forwards.outflows]
+    assert [sorted(open_shard.engine.shard.forwards.catalog) for open_shard in fleet.open_shards] == [
+        [1, 2, 3],
+        [],
+        [],
+        [],
+    ]
+    literal = [
+        open_shard.config.shard
+        for open_shard in fleet.open_shards
+        if 1 in open_shard.engine.shard.forwards.outflows
+    ]
     assert literal == [shard_of("t0", 4)]
     assert before["last uid"] == 3
 
@@ -314,15 +323,15 @@ def test_time_goes_on_from_the_latest_shard() -> None:
     fleet.clock.jump_wall(60_000)
     layout = fleet.layout
     fleet.open()
-    ahead = fleet.seats[1]
+    ahead = fleet.open_shards[1]
     assert ahead.config.shard_dir == layout.shard_dir(1)
     late = ahead.engine.clock.now_ms
     fleet.close()
     fleet.clock.jump_wall(-60_000)
     fleet.reshard(3)
     fleet.open()
-    for seat in fleet.seats:
-        assert seat.engine.clock.now_ms >= late
+    for open_shard in fleet.open_shards:
+        assert open_shard.engine.clock.now_ms >= late
 
 
 # -- crashes ---------------------------------------------------------------------------------------------------
@@ -534,8 +543,8 @@ def test_a_repair_without_snapshots_gives_no_id_that_counts_as_dropped() -> None
     name = next(f"new{i}" for i in range(100) if shard_of(f"new{i}", 2) == 1)
     fleet.put(name, FSYNC)
     made = fleet.logs()[name].id
-    assert made not in fleet.seats[0].engine.shard.state.owned_ids
-    assert made in fleet.seats[1].engine.shard.state.owned_ids
+    assert made not in fleet.open_shards[0].engine.shard.state.owned_ids
+    assert made in fleet.open_shards[1].engine.shard.state.owned_ids
 
 
 def test_one_snapshot_may_rot_at_once() -> None:

@@ -29,7 +29,7 @@ from tests.support.merge_rig import (
     seen,
     work,
 )
-from tests.support.reshard_rig import Fleet, Seat
+from tests.support.reshard_rig import Fleet, OpenShard
 from tests.support.sim_disk import SimulatedCrash
 from tests.support.stores import ObjectStore
 from topics.api import limits
@@ -66,19 +66,19 @@ def end(fleet: Fleet, how: str) -> None:
     fleet.close() if how == "stop" else fleet.die(how)
 
 
-def change(fleet: Fleet, how: str, shards: int) -> Seat:
+def change(fleet: Fleet, how: str, shards: int) -> OpenShard:
     """The shard of `t` afterwards."""
     end(fleet, how)
     fleet.reshard(shards)
     fleet.open()
     settle(fleet)
-    return fleet.seat("t")
+    return fleet.owner("t")
 
 
 def settle(fleet: Fleet) -> None:
     fleet.clock.advance(limits.COLD_PAUSE_MS_MAX + 1)
-    for seat in fleet.seats:
-        seat.rest()
+    for open_shard in fleet.open_shards:
+        open_shard.rest()
 
 
 # ---- plans
@@ -87,7 +87,7 @@ def settle(fleet: Fleet) -> None:
 @HOW
 def test_a_plan_under_way_is_asked_for_again(how: str) -> None:
     fleet = fleet_of()
-    h = fleet.seat("t")
+    h = fleet.owner("t")
     body = plan(h, parameters=MergeParameters(target_bytes=SMALL_TARGET))
     assert len(body["groups"]) > 1
     work(h, body | {"groups": body["groups"][:1]})
@@ -119,7 +119,7 @@ def test_an_abandoned_plan_whose_staging_is_still_there(in_reach: bool) -> None:
     """
     store = ObjectStore()
     fleet = fleet_of(store)
-    h = fleet.seat("t")
+    h = fleet.owner("t")
     body = plan(h)
     work(h, body)
     store.is_down = not in_reach
@@ -129,7 +129,7 @@ def test_an_abandoned_plan_whose_staging_is_still_there(in_reach: bool) -> None:
     fleet.reshard(5)
     fleet.open()
     settle(fleet)
-    h = fleet.seat("t")
+    h = fleet.owner("t")
     before = seen(h)
     if in_reach:
         assert not [key for key in keys(h) if key.startswith("staging/")]
@@ -145,8 +145,8 @@ def test_a_plan_of_a_topic_that_was_dropped() -> None:
     """The store was unavailable when the topic was dropped; only a listing of the store shows what is there."""
     store = ObjectStore()
     fleet = fleet_of(store)
-    body = plan(fleet.seat("t"))
-    work(fleet.seat("t"), body)
+    body = plan(fleet.owner("t"))
+    work(fleet.owner("t"), body)
     store.is_down = True
     fleet.do(c.DropTopic("t"))
     settle(fleet)
@@ -165,16 +165,16 @@ def test_a_commit_that_is_cut_off(how: str) -> None:
     """At any call to the store; the next start has another number of shards."""
     store = ObjectStore()
     fleet = fleet_of(store)
-    body = plan(fleet.seat("t"))
-    work(fleet.seat("t"), body)
+    body = plan(fleet.owner("t"))
+    work(fleet.owner("t"), body)
     calls = len(store.calls)
-    commit(fleet.seat("t"), body)
+    commit(fleet.owner("t"), body)
     count = len(store.calls) - calls
     assert count > 15
     for number in length.calls(count, each=16, shifted=how == "power"):
         store = ObjectStore()
         fleet = fleet_of(store)
-        h = fleet.seat("t")
+        h = fleet.owner("t")
         body = plan(h)
         work(h, body)
         before = seen(h)
@@ -200,7 +200,7 @@ def test_a_commit_that_is_cut_off(how: str) -> None:
 @HOW
 def test_pinned_files_stay_under_another_owner(how: str) -> None:
     fleet = fleet_of()
-    h = fleet.seat("t")
+    h = fleet.owner("t")
     pinned = h.do(mrg.PinSnapshot("t", limits.SNAPSHOT_TTL_MS_MAX)).body
     listed = {key for key in keys(h) if "/seg-" in key or key == pinned["path"]}
     merged(h)
@@ -222,7 +222,7 @@ def test_pinned_files_stay_under_another_owner(how: str) -> None:
 
 def test_a_pin_that_ends_meanwhile_lets_go() -> None:
     fleet = fleet_of()
-    h = fleet.seat("t")
+    h = fleet.owner("t")
     pinned = h.do(mrg.PinSnapshot("t", 600_000)).body
     merged(h)
     fleet.close()
@@ -230,7 +230,7 @@ def test_a_pin_that_ends_meanwhile_lets_go() -> None:
     fleet.reshard(3)
     fleet.open()
     settle(fleet)
-    h = fleet.seat("t")
+    h = fleet.owner("t")
     h.refused(mrg.RenewSnapshot("t", pinned["snapshot_id"]), SnapshotNotFound)
     check_tidy(h)
 
@@ -239,7 +239,7 @@ def test_a_pin_that_ends_meanwhile_lets_go() -> None:
 def test_an_erase_by_the_new_owner_reaches_all_of_it(state: str) -> None:
     store = ObjectStore()
     fleet = fleet_of(store)
-    h = fleet.seat("t")
+    h = fleet.owner("t")
     if state == "pinned":
         h.do(mrg.PinSnapshot("t", limits.SNAPSHOT_TTL_MS_MAX))
     body = plan(h)
@@ -268,7 +268,7 @@ def producers(shards: int = 2) -> Fleet:
     return fleet
 
 
-def stage_all(h: Seat, topic: str) -> int:
+def stage_all(h: OpenShard, topic: str) -> int:
     txn: int = h.do(t.BeginTransaction(topic, "p", 1, ttl_ms=limits.TXN_TTL_MS_MAX)).txn
     for part in ("a", "b"):
         for chunk in (0, 1):
@@ -277,7 +277,7 @@ def stage_all(h: Seat, topic: str) -> int:
     return txn
 
 
-def payloads(h: Seat, topic: str) -> list[bytes]:
+def payloads(h: OpenShard, topic: str) -> list[bytes]:
     return [payload for _, payload in h.rows(topic)]
 
 
@@ -288,13 +288,16 @@ def staged_files(fleet: Fleet) -> list[str]:
 @HOW
 def test_transactions_that_are_open_go_on(how: str) -> None:
     fleet = producers()
-    txns = {topic: stage_all(fleet.seat(topic), topic) for topic in ("x0", "x1", "x2", "x3")}
+    txns = {topic: stage_all(fleet.owner(topic), topic) for topic in ("x0", "x1", "x2", "x3")}
     for shards in NUMBERS:
         change(fleet, how, shards)
         assert len(staged_files(fleet)) == 4
-        assert sum(seat.engine.shard.transactions.open_transactions for seat in fleet.seats) == 4
+        assert (
+            sum(open_shard.engine.shard.transactions.open_transactions for open_shard in fleet.open_shards)
+            == 4
+        )
     for topic, txn in txns.items():
-        h = fleet.seat(topic)
+        h = fleet.owner(topic)
         assert h.do(t.BeginTransaction(topic, "p", 1)).state == "open"
         assert h.do(t.StageChunk(topic, txn, "a", 1, Records([b'"another"']))).repeated
         h.do(t.StageChunk(topic, txn, "c", 0, Records([b'"c"'])))
@@ -304,7 +307,7 @@ def test_transactions_that_are_open_go_on(how: str) -> None:
         change(fleet, how, shards)
         assert staged_files(fleet) == []
         for topic, txn in txns.items():
-            h = fleet.seat(topic)
+            h = fleet.owner(topic)
             again = h.do(t.CommitTransaction(topic, txn, PARTS, 1000))
             assert (again.state, again.first_seq, again.last_seq, again.count) == ("committed", 1, 9, 9)
             assert h.do(t.BeginTransaction(topic, "p", 1)).state == "committed"
@@ -318,7 +321,7 @@ def test_a_decided_one_is_finished_by_the_new_owner(
     monkeypatch.setattr(limits, "TXN_WHOLE_RECORDS", 0)
     monkeypatch.setattr(limits, "TXN_SLICE_RECORDS", 1)
     fleet = producers()
-    h = fleet.seat("x1")
+    h = fleet.owner("x1")
     txn = stage_all(h, "x1")
     h.ask(t.CommitTransaction("x1", txn, PARTS, 10_000))
     log: Any = h.engine.shard.state.staged["x1"]
@@ -328,15 +331,15 @@ def test_a_decided_one_is_finished_by_the_new_owner(
     h = change(fleet, how, 5)
     sure = done > 0 or how == "kill" or is_synced
     if sure:  # no request is needed: the decision was synced before the first record
-        assert payloads(fleet.seat("x1"), "x1") == EXPECTED
-    h = fleet.seat("x1")
+        assert payloads(fleet.owner("x1"), "x1") == EXPECTED
+    h = fleet.owner("x1")
     assert h.do(t.CommitTransaction("x1", txn, PARTS, 10_000)).count == 8
     assert payloads(h, "x1") == EXPECTED
     h.rest()
     assert staged_files(fleet) == []
     change(fleet, how, 1)
-    assert fleet.seat("x1").do(t.BeginTransaction("x1", "p", 1)).state == "committed"
-    assert payloads(fleet.seat("x1"), "x1") == EXPECTED
+    assert fleet.owner("x1").do(t.BeginTransaction("x1", "p", 1)).state == "committed"
+    assert payloads(fleet.owner("x1"), "x1") == EXPECTED
 
 
 def test_a_decided_one_whose_shard_is_stopped_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +347,7 @@ def test_a_decided_one_whose_shard_is_stopped_before_it_is_done(monkeypatch: pyt
     monkeypatch.setattr(limits, "TXN_WHOLE_RECORDS", 0)
     monkeypatch.setattr(limits, "TXN_SLICE_RECORDS", 1)
     fleet = producers()
-    h = fleet.seat("x1")
+    h = fleet.owner("x1")
     txn = stage_all(h, "x1")
     (token,) = h.ask(t.CommitTransaction("x1", txn, PARTS, 10_000))
     while h.engine.shard.state.staged["x1"].next_seq < 3:
@@ -355,17 +358,17 @@ def test_a_decided_one_whose_shard_is_stopped_before_it_is_done(monkeypatch: pyt
     assert len(staged_files(fleet)) == 1
     fleet.open()
     settle(fleet)
-    assert payloads(fleet.seat("x1"), "x1") == EXPECTED
+    assert payloads(fleet.owner("x1"), "x1") == EXPECTED
     assert staged_files(fleet) == []
 
 
 def test_one_that_expires_is_gone_and_can_be_begun_again() -> None:
     fleet = producers()
-    txn = stage_all(fleet.seat("x1"), "x1")
+    txn = stage_all(fleet.owner("x1"), "x1")
     h = change(fleet, "kill", 5)
     fleet.clock.advance(limits.TXN_TTL_MS_MAX + 1)
     settle(fleet)
-    h = fleet.seat("x1")
+    h = fleet.owner("x1")
     assert staged_files(fleet) == []
     assert h.do(t.BeginTransaction("x1", "p", 1)).state == "open"
     assert h.engine.shard.state.staged["x1"].transactions.open[txn].number == 2  # type: ignore[union-attr]

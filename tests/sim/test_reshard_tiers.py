@@ -47,8 +47,8 @@ def holding(fleet: Fleet, store: ObjectStore) -> list[str]:
 
 def settle(fleet: Fleet) -> None:
     fleet.clock.advance(limits.COLD_PAUSE_MS_MAX + 1)
-    for seat in fleet.seats:
-        seat.rest()
+    for open_shard in fleet.open_shards:
+        open_shard.rest()
 
 
 @REACH
@@ -104,7 +104,7 @@ def test_an_erase_that_was_put_off_is_finished_afterwards(in_reach: bool) -> Non
     store = ObjectStore()
     fleet = tiered_fleet(store)
     store.is_down = True
-    fleet.seat("t0").refused(c.Delete("t0", seqs=[3], erase=True), EraseDeferred)
+    fleet.owner("t0").refused(c.Delete("t0", seqs=[3], erase=True), EraseDeferred)
     fleet.kill()
     assert holding(fleet, store)
     store.is_down = not in_reach
@@ -113,14 +113,14 @@ def test_an_erase_that_was_put_off_is_finished_afterwards(in_reach: bool) -> Non
     fleet.open()
     settle(fleet)
     assert holding(fleet, store) == []
-    assert len(fleet.seat("t0").rows("t0")) == 13
+    assert len(fleet.owner("t0").rows("t0")) == 13
 
 
 def test_an_erase_does_not_forget_a_copy_that_was_on_its_way() -> None:
     """Killed after the copy and before the flip: no snapshot says that the store has a copy."""
     store = ObjectStore()
     fleet = tiered_fleet(store, moved=False)
-    seat = fleet.seat("t0")
+    open_shard = fleet.owner("t0")
 
     def look(name: str, key: str) -> None:
         if any(SECRET in data for data in store.objects.values()) and name == "read_range":
@@ -128,13 +128,13 @@ def test_an_erase_does_not_forget_a_copy_that_was_on_its_way() -> None:
 
     store.on_call = look
     with pytest.raises(SimulatedCrash):
-        seat.checkpoint()
+        open_shard.checkpoint()
     store.on_call = lambda name, key: None
     assert holding(fleet, store)
     fleet.kill()
     store.is_down = True
     fleet.open()
-    fleet.seat("t0").send(c.Delete("t0", seqs=[3], erase=True))
+    fleet.owner("t0").send(c.Delete("t0", seqs=[3], erase=True))
     fleet.kill()
     fleet.reshard(3)
     store.is_down = False

@@ -14,7 +14,7 @@ import pytest
 from tests.sim.walk import Walk
 from tests.support import length
 from tests.support.driver import Driver
-from tests.support.engine_harness import Line
+from tests.support.engine_harness import RecordedDisk
 from tests.support.sim_disk import SimulatedCrash
 from topics.engine.storage.files import read_file
 from topics.engine.storage.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
@@ -52,7 +52,7 @@ class ReshardingDriver(Driver):
             while self._layout().shards != target:
                 if self.rng.random() < 0.5:
                     self.disk.crash_at(self.rng.randrange(1, 400), midway=self.rng.random() < 0.5)
-                line = Line(self.disk)
+                line = RecordedDisk(self.disk)
                 try:
                     work = Reshard(
                         line, self.clock, self.config, self._layout(), target, lambda old, new: None

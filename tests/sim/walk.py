@@ -15,7 +15,7 @@ from collections import Counter
 
 import msgspec
 
-from tests.support import shard_words as d
+from tests.support import model_commands as d
 from tests.support.driver import SMALL, Driver
 from tests.support.model import Conf, Match, NewRec
 from tests.support.sim_disk import SimulatedCrash

@@ -54,7 +54,7 @@ def _made() -> tuple[Harness, dict[int, bytes]]:
     return h, written
 
 
-class Shelf:
+class ShardFiles:
     """The shard's files, to be damaged and then opened."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ it gives the expected reply. `model` applies a write when its reply arrives, bec
 it gives the expected result of reads. Time does not pass while a write waits for its sync, so both decide at the same
 time.
 
-`log` keeps the writes since the last restart in order, acked or not. After a restart tests/support/restart_judge.py
+`log` keeps the writes since the last restart in order, acked or not. After a restart tests/support/restart_check.py
 checks which of them are missing and whether they may be; the state that it finds becomes the new model.
 """
 
@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.support.model import Model, NewRec, PageView, Refused
-from tests.support.restart_judge import RestartJudge
-from tests.support.shard_words import (
+from tests.support.model_commands import (
     Divergence,
     Seen,
     Sent,
@@ -30,6 +29,7 @@ from tests.support.shard_words import (
     read_all,
     seen_of,
 )
+from tests.support.restart_check import RestartCheck
 from tests.support.sim_clock import SimClock
 from tests.support.sim_disk import SimDisk, SimulatedCrash
 from tests.support.stores import ObjectStore
@@ -53,7 +53,7 @@ SMALL = EngineConfig(
 )
 
 
-class _Plug:
+class _DetachableDisk:
     """An engine's disk, which can be detached when the engine dies: calls made while its remains are garbage
     collected have no effect.
     """
@@ -64,7 +64,7 @@ class _Plug:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._disk, name) if self._disk is not None else lambda *_, **__: None
 
-    def pull(self) -> None:
+    def detach(self) -> None:
         self._disk = None
 
 
@@ -108,7 +108,7 @@ class Driver:
         self.changes = 0
         self.wake_at: int | None = None
         self._next_index = 1
-        self._plug = _Plug(self.disk)
+        self._disk_access = _DetachableDisk(self.disk)
         self._now = 0
         self._acked_now = 0  # time of the newest acked write; the engine's time may never be below it
         self._forgotten: list[tuple[str, bytes]] = []  # keys whose records the last restart lost
@@ -123,8 +123,8 @@ class Driver:
     def _open(self, how: str, *, inner: Callable[[], None] | None = None) -> None:
         while True:
             try:
-                self._plug = _Plug(self.disk)
-                engine = Engine.open(self._plug, self.clock, self.config, self.store)
+                self._disk_access = _DetachableDisk(self.disk)
+                engine = Engine.open(self._disk_access, self.clock, self.config, self.store)
             except SimulatedCrash:
                 self.events["crash in recovery"] += 1
                 again = self.rng.choice(["kill", "power"])
@@ -155,7 +155,7 @@ class Driver:
             self.store.is_down = False
 
     def _cut(self, how: str) -> None:
-        self._plug.pull()
+        self._disk_access.detach()
         self.engine = None
         self.jobs.clear()
         if how == "power":
@@ -597,7 +597,7 @@ class Driver:
             raise Divergence(f"engine time went back over a {how}: from {before} to {now}")
         truth = Model()
         truth.instances = 1_000_000 + self._next_index
-        judge = RestartJudge(how, unsure=unsure, sync_floor=floor, now=now, events=self.events)
+        judge = RestartCheck(how, unsure=unsure, sync_floor=floor, now=now, events=self.events)
         names = sorted(set(old.topics) | {sent.topic for sent in log} | set(found))
         to_drop = []
         for name in names:

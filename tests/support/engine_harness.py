@@ -39,7 +39,7 @@ MEMORY = TopicConfig(durability="memory")
 EPHEMERAL = TopicConfig(durability="ephemeral")
 
 
-class Line:
+class RecordedDisk:
     """The engine's disk: records each call with its path, and can be detached when the engine dies."""
 
     def __init__(self, disk: SimDisk) -> None:
@@ -95,7 +95,7 @@ class Harness:
     # ---- start and stop
 
     def open(self) -> None:
-        self.line = Line(self.disk)
+        self.line = RecordedDisk(self.disk)
         self.jobs = []
         self.engine = Engine.open(self.line, self.clock, self.config, self.cold)
 

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from tests.support.shard_answers import ShardAnswer
-from tests.support.shard_rig import Cluster, Mail
+from tests.support.shard_rig import Cluster, WireMessage
 from tests.support.sim_disk import SimDisk
 from topics.api.limits import KIB, MIB
 from topics.engine.commands import forwards as fwd
@@ -131,8 +131,10 @@ def settle(made: Cluster) -> None:
     made.rest()
 
 
-def copies_on_wires(made: Cluster, mark: bytes = b"record ") -> list[Mail]:
+def copies_on_wires(made: Cluster, mark: bytes = b"record ") -> list[WireMessage]:
     made._collect()
     return [
-        mail for mail in made.wires if mail.answer_to is None and mark in b"".join(map(bytes, mail.parts))
+        message
+        for message in made.wires
+        if message.answer_to is None and mark in b"".join(map(bytes, message.parts))
     ]

@@ -19,7 +19,7 @@ from tests.support.engine_harness import (
     MEMORY,
     SMALL,
     Harness,
-    Line,
+    RecordedDisk,
     numbered,
     rows_of,
 )
@@ -52,7 +52,7 @@ DAY_MS = 86_400_000
 Picture = dict[str, Any]
 
 
-class Seat(Harness):
+class OpenShard(Harness):
     """One shard. The disk belongs to the whole directory: stopping the shard leaves it alone."""
 
     def __init__(
@@ -87,9 +87,9 @@ class Fleet:
         self.config = config
         self.cold = cold
         self.clock = SimClock()
-        self.seats: list[Seat] = []
+        self.open_shards: list[OpenShard] = []
         self._lines: list[
-            Line
+            RecordedDisk
         ] = []  # disks of interrupted changes: what is left of those must not write any more
         if disk is not None:
             self.disk = disk
@@ -107,8 +107,8 @@ class Fleet:
 
     def open(self) -> None:
         layout = self.layout
-        self.seats = [
-            Seat(
+        self.open_shards = [
+            OpenShard(
                 msgspec.structs.replace(self.config, shard=shard, shard_dir=layout.shard_dir(shard)),
                 self.disk,
                 self.clock,
@@ -116,13 +116,13 @@ class Fleet:
             )
             for shard in range(layout.shards)
         ]
-        for seat in self.seats:
-            seat.rest()
+        for open_shard in self.open_shards:
+            open_shard.rest()
 
     def close(self) -> None:
-        for seat in self.seats:
-            seat.close()
-        self.seats = []
+        for open_shard in self.open_shards:
+            open_shard.close()
+        self.open_shards = []
         self.disk.kill()
 
     def kill(self) -> None:
@@ -135,11 +135,11 @@ class Fleet:
         self.clock = SimClock(self.clock.wall_ms())
 
     def _end(self) -> None:
-        for seat in self.seats:
-            seat._die()
+        for open_shard in self.open_shards:
+            open_shard._die()
         for line in self._lines:
             line.cut()
-        self.seats, self._lines = [], []
+        self.open_shards, self._lines = [], []
 
     def die(self, how: str) -> None:
         if how == "power":
@@ -149,7 +149,7 @@ class Fleet:
 
     def reshard(self, shards: int, look: Callable[[Progress], None] = lambda progress: None) -> Reshard:
         """Change the number of shards, as the process does that the supervisor starts."""
-        self._lines.append(line := Line(self.disk))
+        self._lines.append(line := RecordedDisk(self.disk))
         disk: Any = line
         work = Reshard(
             disk,
@@ -189,29 +189,33 @@ class Fleet:
 
     # ---- requests
 
-    def seat(self, topic: str) -> Seat:
-        return self.seats[shard_of(topic, len(self.seats))]
+    def owner(self, topic: str) -> OpenShard:
+        return self.open_shards[shard_of(topic, len(self.open_shards))]
 
     def do(self, command: Any) -> Any:
-        return self.seat(command.topic).do(command)
+        return self.owner(command.topic).do(command)
 
     def append(self, topic: str, *payloads: bytes, **options: Any) -> Any:
-        return self.seat(topic).append(topic, *payloads, **options)
+        return self.owner(topic).append(topic, *payloads, **options)
 
     def put(self, topic: str, config: TopicConfig) -> None:
-        self.seat(topic).put(topic, config)
+        self.owner(topic).put(topic, config)
 
     def sync(self) -> None:
         self.clock.advance(200)
-        for seat in self.seats:
-            seat.rest()
+        for open_shard in self.open_shards:
+            open_shard.rest()
 
     def checkpoint(self) -> None:
-        for seat in self.seats:
-            seat.checkpoint()
+        for open_shard in self.open_shards:
+            open_shard.checkpoint()
 
     def logs(self) -> dict[str, TopicLog]:
-        return {name: log for seat in self.seats for name, log in seat.engine.shard.state.published.items()}
+        return {
+            name: log
+            for open_shard in self.open_shards
+            for name, log in open_shard.engine.shard.state.published.items()
+        }
 
     def claim(self, topic: str, max: int, **options: Any) -> k.Claimed:
         found = self.do(k.Claim(topic, node=NODE, max=max, **options))
@@ -221,9 +225,9 @@ class Fleet:
     # ---- dead letters and copies, delivered by the test
 
     def letters(self, topic: str) -> list[k.DeadLetter]:
-        seat = self.seat(topic)
-        return seat.engine.shard.dead_letters.dead_letters_to_send(
-            seat.engine.shard.state.published[topic], 64, 1 << 20
+        open_shard = self.owner(topic)
+        return open_shard.engine.shard.dead_letters.dead_letters_to_send(
+            open_shard.engine.shard.state.published[topic], 64, 1 << 20
         )
 
     def take_letters(self, letters: list[k.DeadLetter]) -> k.DeadLettersTaken:
@@ -236,51 +240,58 @@ class Fleet:
         while letters := self.letters(topic):
             taken = self.take_letters(letters)
             self.do(k.SettleDeadLetters(topic, letters[0].source_id, taken.last_number, True))
-            self.seat(topic).rest()
+            self.owner(topic).rest()
             shipped += len(letters)
         return shipped
 
     def make_rule(self, rule: f.Forward, *, at: list[int] | None = None) -> None:
         """Make a rule as the catalog does. `at`: only these shards know it yet, and it is still being made."""
-        self.seats[0].do(f.PutForward(rule))
+        self.open_shards[0].do(f.PutForward(rule))
         self.do(f.OpenInflow(rule.dest, rule.uid, rule.name))
-        homes = range(len(self.seats)) if rule.is_pattern else [shard_of(rule.source, len(self.seats))]
+        homes = (
+            range(len(self.open_shards))
+            if rule.is_pattern
+            else [shard_of(rule.source, len(self.open_shards))]
+        )
         for shard in homes if at is None else at:
-            self.seats[shard].do(f.OpenOutflow(rule))
+            self.open_shards[shard].do(f.OpenOutflow(rule))
         if at is None:
-            self.seats[0].do(f.PutForward(msgspec.structs.replace(rule, state="active")))
+            self.open_shards[0].do(f.PutForward(msgspec.structs.replace(rule, state="active")))
 
     def copy(self, uid: int, source: str, count: int = 1000) -> int:
         """Copy up to this many records; returns how many were copied."""
-        shard = self.seat(source).engine.shard
+        shard = self.owner(source).engine.shard
         log, rule = shard.state.published[source], shard.forwards.outflows[uid].forward
         mark = self.do(f.TakeCopies(rule.dest, shard.forwards.empty_copies(log, rule, 0))).mark
         copies = shard.forwards.copies_after(log, rule, mark, count, 1 << 20)
         if copies is None:
             return 0
-        before = self.seat(rule.dest).state(rule.dest).head_seq
+        before = self.owner(rule.dest).state(rule.dest).head_seq
         self.do(f.TakeCopies(rule.dest, copies))
-        return self.seat(rule.dest).state(rule.dest).head_seq - before
+        return self.owner(rule.dest).state(rule.dest).head_seq - before
 
     # ---- comparison
 
     def picture(self) -> Picture:
         topics = {name: self._topic(name, log) for name, log in sorted(self.logs().items())}
-        shards = [seat.engine.shard for seat in self.seats]
-        for seat in self.seats:
-            seat.engine.check_invariants()
+        shards = [open_shard.engine.shard for open_shard in self.open_shards]
+        for open_shard in self.open_shards:
+            open_shard.engine.check_invariants()
         sessions: dict[str, SessionRow] = {}
         groups: list[GroupRow] = []
-        for seat in self.seats:
-            rows = session_file.read(self.disk, seat.config.shard_dir)
+        for open_shard in self.open_shards:
+            rows = session_file.read(self.disk, open_shard.config.shard_dir)
             if rows is not None:
                 sessions |= {session.wid: session for session in rows.sessions}
                 groups += rows.groups
                 assert all(
-                    shard_of(wid, len(self.seats)) == seat.config.shard
+                    shard_of(wid, len(self.open_shards)) == open_shard.config.shard
                     for wid in (s.wid for s in rows.sessions)
                 )
-                assert all(shard_of(group[0], len(self.seats)) == seat.config.shard for group in rows.groups)
+                assert all(
+                    shard_of(group[0], len(self.open_shards)) == open_shard.config.shard
+                    for group in rows.groups
+                )
         return {
             "topics": topics,
             "records": sum(shard.state.records_live for shard in shards),
@@ -293,24 +304,24 @@ class Fleet:
         }
 
     def _topic(self, name: str, log: TopicLog) -> Picture:
-        seat = self.seat(name)
+        open_shard = self.owner(name)
         rows: list[Any] = []
         gaps: list[tuple[int, int, str]] = []
         cursor = 0
         while True:
-            page = seat.diff(name, cursor, limit=1000, max_bytes=8 << 20, touch=False)
+            page = open_shard.diff(name, cursor, limit=1000, max_bytes=8 << 20, touch=False)
             if page.tombstone is not None:
                 gaps.append((page.tombstone.gap_from, page.tombstone.gap_to, page.tombstone.reason))
-            payloads = seat_rows(page)
+            payloads = shard_rows(page)
             tags = page.tags or [None] * len(payloads)
             nodes = page.nodes or [None] * len(payloads)
             rows += [(*row, tag, node) for row, tag, node in zip(payloads, tags, nodes, strict=True)]
             if page.next_from_seq >= page.head_seq:
                 break
             cursor = page.next_from_seq
-        state = seat.state(name)
+        state = open_shard.state(name)
         consumers, letters = consumer_rows(log)
-        outflows = seat.engine.shard.forwards.outflows
+        outflows = open_shard.engine.shard.forwards.outflows
         sources = {other.id: other for other in self.logs().values()}
         inflows = {
             uid: (
@@ -338,13 +349,13 @@ class Fleet:
             "outflows": {
                 uid: mark_in(outflows[uid].start_of(log.id), log.epochs)[1]
                 for uid in log.outflows
-                if self.seats[0].engine.shard.forwards.catalog[uid].state == "active"
+                if self.open_shards[0].engine.shard.forwards.catalog[uid].state == "active"
             },
             "ceiling": log.ceiling,
         }  # fmt: skip
 
 
-def seat_rows(page: c.Page) -> list[tuple[int, int, bytes]]:
+def shard_rows(page: c.Page) -> list[tuple[int, int, bytes]]:
     return [
         (seq, int(ts), payload) for (seq, payload), ts in zip(rows_of(page), page.timestamps, strict=True)
     ]
@@ -445,9 +456,9 @@ def fill(fleet: Fleet) -> None:
 
 
 def save_watches(fleet: Fleet) -> None:
-    shards = len(fleet.seats)
-    for seat in fleet.seats:
-        mine = seat.config.shard
+    shards = len(fleet.open_shards)
+    for open_shard in fleet.open_shards:
+        mine = open_shard.config.shard
         sessions = [
             SessionRow(
                 f"wid_{i}", b"", SessionSpec(FeedOptions(), 1000, ["t0"]), {"t0": i}, i, 0, False, [], []
@@ -455,6 +466,6 @@ def save_watches(fleet: Fleet) -> None:
             for i in range(8)
             if shard_of(f"wid_{i}", shards) == mine
         ]
-        ids = {name: log.id for name, log in seat.engine.shard.state.published.items()}
+        ids = {name: log.id for name, log in open_shard.engine.shard.state.published.items()}
         groups = [(name, ids[name], "crew", i) for i, name in enumerate(sorted(ids))]
-        session_file.write(fleet.disk, seat.config.shard_dir, session_file.WatchRows(sessions, groups))
+        session_file.write(fleet.disk, open_shard.config.shard_dir, session_file.WatchRows(sessions, groups))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.nursery import Born, nursery
+from tests.support.fork_server import ForkedProcess, fork_server
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 120.0  # on a loaded machine, with several servers starting at once
@@ -93,7 +93,7 @@ class Server:
     shards: int = 2
     host: str = ""
     port: int = 0
-    process: subprocess.Popen[bytes] | Born | None = None
+    process: subprocess.Popen[bytes] | ForkedProcess | None = None
     credentials: Mapping[str, str] = field(default_factory=dict)  # headers of every request
     command: Sequence[str] = ()  # the command that starts it; without one it is forked from the fork server
 
@@ -134,7 +134,7 @@ class Server:
                     self.command, cwd=ROOT, env=environment, stdout=log, stderr=log
                 )
             else:
-                self.process = nursery().start(environment, log)
+                self.process = fork_server().start(environment, log)
         until(lambda: port_file.exists() or self.process.poll() is not None, START_S)
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log}")

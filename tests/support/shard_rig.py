@@ -182,7 +182,7 @@ def error_of(reply: ShardAnswer | None) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Mail:
+class WireMessage:
     """A message between two shards. An answer is for one incarnation; a request reaches whichever is running."""
 
     sender: bytes
@@ -219,7 +219,7 @@ class Cluster:
         self.config = msgspec.structs.replace(SMALL, **limits)
         self.rigs: list[Rig | None] = [None] * shards
         self.disks = disks or [SimDisk(shard + 1) for shard in range(shards)]
-        self.wires: deque[Mail] = deque()
+        self.wires: deque[WireMessage] = deque()
         self._incarnations = itertools.count(1)
         for shard in range(shards):
             self.start(shard)
@@ -256,7 +256,7 @@ class Cluster:
         assert rig is not None
         self.rigs[shard] = None
         self.disks[shard].kill()
-        self.wires = deque(mail for mail in self.wires if mail.target != shard)
+        self.wires = deque(message for message in self.wires if message.target != shard)
         return rig
 
     def cut_power(self) -> None:
@@ -283,24 +283,24 @@ class Cluster:
             rig._take(rig.core.idle())
             sender = name_of(rig)
             asks, rig.asks = rig.asks, []
-            self.wires += [Mail(sender, shard, target, parts) for target, parts in asks]
+            self.wires += [WireMessage(sender, shard, target, parts) for target, parts in asks]
             answers, rig.answers = rig.answers, []
             for peer, parts in answers:
                 target = int(peer.removeprefix(WORKER).split(b"-")[0])
-                self.wires.append(Mail(sender, shard, target, parts, peer))
+                self.wires.append(WireMessage(sender, shard, target, parts, peer))
 
     def carry(self) -> bool:
         """Deliver one message; False when there is none."""
         self._collect()
         if not self.wires:
             return False
-        mail = self.wires.popleft()
-        rig = self.rigs[mail.target]
-        first, *apart = mail.parts
-        if rig is not None and mail.answer_to is None:
-            rig.core.receive(mail.sender, bytes(first), *apart)
-        elif rig is not None and mail.answer_to == name_of(rig):
-            rig.core.receive_reply(mail.source, bytes(first), *apart)
+        message = self.wires.popleft()
+        rig = self.rigs[message.target]
+        first, *apart = message.parts
+        if rig is not None and message.answer_to is None:
+            rig.core.receive(message.sender, bytes(first), *apart)
+        elif rig is not None and message.answer_to == name_of(rig):
+            rig.core.receive_reply(message.source, bytes(first), *apart)
         return True
 
     def step(self) -> bool:

@@ -1,7 +1,7 @@
 """A blocking client of event streams, over HTTP/1.1 and h2c, that is strict about every byte of a frame.
 
 A frame is checked when it is read: order of lines, LF only, one line of data, order of the keys of an event, a
-base64url id. Which frames may follow each other is checked by tests/support/ledger.py.
+base64url id. Which frames may follow each other is checked by tests/support/frame_checker.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.ledger import Ledger
+from tests.support.frame_checker import FrameChecker
 from tests.support.sse_client import Frame, make_id, parse_frame, read_id
 from tests.support.ws_client import check_message
 
@@ -68,11 +68,11 @@ def tombstone(first: int, last: int) -> Frame:
 
 
 def test_a_good_course() -> None:
-    ledger = Ledger({"t": 1, "u": 0})
-    ledger.take_all([records(1, [2, 3], 4), tombstone(5, 6), records(6, [7], 7), records(7, [9], 9)])
-    assert (ledger.seqs["t"], ledger.gaps["t"]) == ([2, 3, 7, 9], [("cap", 5, 6)])
-    assert ledger.last_id is not None
-    assert read_id(ledger.last_id) == ledger.cursors == {"t": 9, "u": 0}
+    frame_checker = FrameChecker({"t": 1, "u": 0})
+    frame_checker.take_all([records(1, [2, 3], 4), tombstone(5, 6), records(6, [7], 7), records(7, [9], 9)])
+    assert (frame_checker.seqs["t"], frame_checker.gaps["t"]) == ([2, 3, 7, 9], [("cap", 5, 6)])
+    assert frame_checker.last_id is not None
+    assert read_id(frame_checker.last_id) == frame_checker.cursors == {"t": 9, "u": 0}
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def test_a_good_course() -> None:
 )
 def test_bad_courses(frame: Frame) -> None:
     with pytest.raises(AssertionError):
-        Ledger({"t": 1, "u": 0}).take(frame)
+        FrameChecker({"t": 1, "u": 0}).take(frame)
 
 
 def test_only_a_ledger_that_skips_follows_a_jump() -> None:
-    ledger = Ledger({"t": 1, "u": 0}, skips=True)
-    ledger.take(records(2, [3], 3, {"t": 3, "u": 5}))
+    frame_checker = FrameChecker({"t": 1, "u": 0}, skips=True)
+    frame_checker.take(records(2, [3], 3, {"t": 3, "u": 5}))
     with pytest.raises(AssertionError):
-        ledger.take(records(2, [3], 3))
+        frame_checker.take(records(2, [3], 3))
 
 
 def test_messages() -> None:

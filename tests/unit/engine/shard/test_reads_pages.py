@@ -24,7 +24,7 @@ from tests.support.engine_harness import (
     rows_of,
 )
 from tests.support.faults import fault
-from tests.support.shard_words import frame_rows, page_rows
+from tests.support.model_commands import frame_rows, page_rows
 from topics.api import limits
 from topics.api.config import EngineConfig, TopicConfig
 from topics.api.errors import InvalidRequest, OverGrant, Throttled

@@ -216,9 +216,9 @@ def asks_on_wires(made: Cluster) -> int:
     made._collect()
     ops = [
         request.op
-        for mail in made.wires
-        if mail.answer_to is None
-        for request in wire.read_requests(bytes(mail.parts[0]), *mail.parts[1:])
+        for message in made.wires
+        if message.answer_to is None
+        for request in wire.read_requests(bytes(message.parts[0]), *message.parts[1:])
     ]
     return ops.count(wire.CATCH_UP)
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from tests.support.sse_client import Frame
 
 
-class Ledger:
+class FrameChecker:
     """Cursors as a client knows them. With `skips`, positions may also move without a frame: filters, deletes,
     groups.
     """
@@ -28,7 +28,7 @@ class Ledger:
     def count(self) -> int:
         return sum(len(seqs) for seqs in self.seqs.values())
 
-    def take_all(self, frames: list[Frame]) -> Ledger:
+    def take_all(self, frames: list[Frame]) -> FrameChecker:
         for frame in frames:
             self.take(frame)
         return self

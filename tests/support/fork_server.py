@@ -34,13 +34,13 @@ REFUSED_S = 120.0
 SERVER = "workers.__main__"
 
 
-class Born:
+class ForkedProcess:
     """A process of the fork server, with the interface of subprocess.Popen."""
 
-    def __init__(self, nursery: Nursery, pid: int) -> None:
+    def __init__(self, fork_server: ForkServer, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._pidfd = os.pidfd_open(pid)  # no other process reaps it, so the pid cannot have been reused
         self._reaping = threading.Lock()
 
@@ -74,25 +74,25 @@ class Born:
             ended = end.poll(timeout_ms)
             with self._reaping:
                 if ended and self.returncode is None:
-                    self.returncode = self._nursery.ask(["reap", self.pid])
+                    self.returncode = self._fork_server.ask(["reap", self.pid])
                     os.close(self._pidfd)
         return self.returncode
 
 
-class Nursery:
+class ForkServer:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._asking = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.support.fork_server", str(theirs.fileno())],
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
 
-    def start(self, environment: Mapping[str, str], log: BinaryIO, module: str = SERVER) -> Born:
-        return Born(self, self.ask(["start", module, dict(environment)], [log.fileno()]))
+    def start(self, environment: Mapping[str, str], log: BinaryIO, module: str = SERVER) -> ForkedProcess:
+        return ForkedProcess(self, self.ask(["start", module, dict(environment)], [log.fileno()]))
 
     def ask(self, question: list[Any], fds: list[int] | None = None) -> Any:
         with self._asking:
@@ -106,7 +106,7 @@ def refused(environment: Mapping[str, str]) -> tuple[int, str]:
     """A start that is expected to fail: the exit code, and the output."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
     with tempfile.TemporaryFile() as log:
-        born = nursery().start({**clean, "TOPICS_PORT": "0", **environment}, log)
+        born = fork_server().start({**clean, "TOPICS_PORT": "0", **environment}, log)
         try:
             code = born.wait(REFUSED_S)
         finally:
@@ -117,9 +117,9 @@ def refused(environment: Mapping[str, str]) -> tuple[int, str]:
 
 
 @functools.cache
-def nursery() -> Nursery:
+def fork_server() -> ForkServer:
     """The fork server of this process, with which it ends."""
-    return Nursery()
+    return ForkServer()
 
 
 # ---- in the fork server

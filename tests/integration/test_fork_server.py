@@ -1,4 +1,4 @@
-"""Goal: a server that is forked from the nursery behaves like one that is started as a program.
+"""Goal: a server that is forked from the fork server behaves like one that is started as a program.
 
 Method: both are started, used, refused, stopped and killed.
 """

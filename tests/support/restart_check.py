@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.support.model import Loss, Model, Topic
-from tests.support.shard_words import Divergence, Seen, Sent, seen_of
+from tests.support.model_commands import Divergence, Seen, Sent, seen_of
 
 
 def _twin(topic: Topic | None) -> Topic | None:
     return topic.copy() if topic is not None else None
 
 
-class RestartJudge:
+class RestartCheck:
     """The topics of an engine after one restart, compared with what its promises allow."""
 
     def __init__(self, how: str, *, unsure: bool, sync_floor: int, now: int, events: Counter[str]) -> None:
