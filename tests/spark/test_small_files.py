@@ -23,7 +23,7 @@ def schedule_config(path: Path, what: str) -> None:
 
 def schedule_state(path: Path, what: str) -> None:
     done = call(schedule.status, "--state", path)
-    if what == "a link to nothing":
+    if what == "a dangling link":
         assert "Traceback" not in done.stderr
     else:
         one_line(done, path, 3)
@@ -34,7 +34,7 @@ def previous_report(path: Path, what: str) -> None:
 
 
 def scrubbed(path: Path, what: str) -> None:
-    if what == "a link to nothing":
+    if what == "a dangling link":
         assert not scrub_results.read(path).topics
     else:
         with pytest.raises((ValueError, OSError), match=path.name):
@@ -42,7 +42,7 @@ def scrubbed(path: Path, what: str) -> None:
 
 
 def current(path: Path, what: str) -> None:
-    if what != "a link to nothing":
+    if what != "a dangling link":
         with pytest.raises((Corrupt, OSError), match="CURRENT"):
             read_current(str(path.parent))
 

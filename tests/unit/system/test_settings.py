@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import configuration_page
 from topics.api import limits
-from topics.link.watch import WATCH_TOPICS_MAX
+from topics.api.requests import WATCH_TOPICS_MAX
 from topics.protocols.json.requests import META_BYTES_MAX, TAG_BYTES_MAX
 from topics.system import settings
 from topics.system.quantities import milliseconds, size_bytes

@@ -32,7 +32,7 @@ from workers.shard.posix import PosixDisk
 def start(path: Path, what: str) -> None:
     directory = DataDirectory(str(path.parent))
     try:
-        if what in {"a link to nothing", "a link to itself"}:
+        if what in {"a dangling link", "a link to itself"}:
             (path.parent / "layout-1").mkdir()
         with pytest.raises(BadConfiguration, match=r"layout\.json.*restore"):
             directory.layout(1)
@@ -51,7 +51,7 @@ def verified(path: Path, what: str) -> None:
 
 def inspected(path: Path, what: str) -> None:
     done = call(commands.run, "inspect", path)
-    is_file = what not in {"a directory", "a link to nothing", "a link to itself"}
+    is_file = what not in {"a directory", "a dangling link", "a link to itself"}
     assert done.returncode == (1 if is_file else 3), done
     assert path.name in done.stdout + done.stderr
     assert "is not a file of topics" not in done.stdout
@@ -61,7 +61,7 @@ def context(path: Path, what: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOPICS_CONFIG", str(path))
         done = call(commands.run, "context", "ls")
-    if what == "a link to nothing":
+    if what == "a dangling link":
         assert done.returncode == 0
     else:
         one_line(done, path, 1)
@@ -77,7 +77,7 @@ def port_file(path: Path, what: str) -> None:
 
 
 def current(path: Path, what: str) -> None:
-    if what not in {"a directory", "a link to nothing", "a link to itself"}:  # which the store does not list
+    if what not in {"a directory", "a dangling link", "a link to itself"}:  # which the store does not list
         store = LocalSegmentStore(str(path.parents[1]))
         problems = check_manifests(store, path.parent.name)
         assert [where for where, _ in problems] == [f"{path.parent.name}/CURRENT"]
@@ -109,7 +109,7 @@ READERS: dict[str, tuple[str, Callable[[Path, str], None]]] = {
 @pytest.mark.parametrize("reader", READERS)
 @fault(
     "data directory",
-    "a small file is empty, not text, nested deeply, a directory, a link to nothing or huge",
+    "a small file is empty, not text, nested deeply, a directory, a dangling link or huge",
     "the file is named in one line with what to do, and it is not read into memory",
 )
 def test_small_files(reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
