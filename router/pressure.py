@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.pending import CREDIT_BYTES, PENDING_MAX, PendingRequests
-from topics.engine.shard.pressure import DELAY_MS, NEGLIGIBLE, SAMPLE_MS, SMOOTHING, overload
+from topics.engine.core.pressure import DELAY_MS, NEGLIGIBLE, SAMPLE_MS, SMOOTHING, overload
 from topics.link import wire
 
 CHANGE_MIN = 0.05  # smaller changes are not sent

@@ -19,7 +19,7 @@ from tests.support.faults import fault
 from tests.support.shard_rig import WORKER, Rig
 from tests.support.sim_disk import SimDisk
 from topics.api.errors import Corrupt
-from topics.engine.shard.quotas import QuotaReport
+from topics.engine.core.quotas import QuotaReport
 from topics.engine.storage import wal
 from topics.engine.storage.files import write_digest_file
 from topics.engine.storage.intents import MAGIC, intent_path, pending_intents

@@ -39,8 +39,8 @@ from topics.engine.commands import forwards as fwd
 from topics.engine.commands.copies import SourceTopic
 from topics.engine.core.placement import shard_of
 from topics.engine.core.priority import effective_priority
+from topics.engine.core.scheduler import WAIT_MAX_MS, Scheduler
 from topics.engine.runtime.boundary import ShardEngine
-from topics.engine.shard.scheduler import WAIT_MAX_MS, Scheduler
 from topics.link import wire
 from workers.forward import messages as forward_messages
 from workers.forward.copy_rounds import CopyRounds, CopyState

@@ -19,8 +19,8 @@ import msgspec
 
 from topics.api.errors import OverGrant, TopicsError
 from topics.engine.commands.topics import Command
+from topics.engine.core.quotas import Catalog, Escrow, QuotaGrant, QuotaRecall, QuotaReport
 from topics.engine.runtime.boundary import ShardEngine
-from topics.engine.shard.quotas import Catalog, Escrow, QuotaGrant, QuotaRecall, QuotaReport
 from topics.link import wire
 from workers.peers.links import PARK_US
 

@@ -24,8 +24,8 @@ from topics.engine.commands import forwards as fwd
 from topics.engine.commands import topics as cmd
 from topics.engine.commands.copies import Copier
 from topics.engine.core.ports import Disk
+from topics.engine.core.pressure import Measures
 from topics.engine.runtime.boundary import Job, Outcome, ShardEngine
-from topics.engine.shard.pressure import Measures
 from topics.link import wire
 from topics.protocols.encoding import Steps
 from workers.forward.catch_up import READS

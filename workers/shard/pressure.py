@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable
 
 from topics.api.errors import Throttled
-from topics.engine.runtime.boundary import Job, ShardEngine
-from topics.engine.shard.pressure import (
+from topics.engine.core.pressure import (
     COALESCE,
     FULL_WAIT_MS,
     RETRY_AFTER_MS,
@@ -19,6 +18,7 @@ from topics.engine.shard.pressure import (
     Measures,
     Pressure,
 )
+from topics.engine.runtime.boundary import Job, ShardEngine
 from topics.link import wire
 
 REPORT_TTL_US = 2_000_000  # validity of a front's report; fronts repeat them under load

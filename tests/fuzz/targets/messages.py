@@ -13,7 +13,7 @@ from tests.fuzz.runner import Target, logged_errors
 from tests.support.engine_harness import SMALL
 from tests.support.shard_answers import as_answer
 from tests.support.shard_rig import FRONT, WORKER, Rig
-from topics.engine.shard.quotas import QuotaGrant, QuotaRecall, QuotaReport
+from topics.engine.core.quotas import QuotaGrant, QuotaRecall, QuotaReport
 from topics.link import wire
 from topics.link.control_channel import LineBuffer, Peer, Peers, Ping, encode
 from topics.protocols.http.errors import STATUS

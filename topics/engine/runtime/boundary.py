@@ -15,9 +15,9 @@ from topics.engine.commands.consumers import DeadLetter
 from topics.engine.commands.copies import Copier, CopySource
 from topics.engine.commands.standing_reads import StandingReads
 from topics.engine.commands.topics import Append, Command
+from topics.engine.core.pressure import Measures
 from topics.engine.reading.cold_blocks import READ_KIND as READ_KIND
 from topics.engine.runtime.stats import Stats
-from topics.engine.shard.pressure import Measures
 from topics.engine.shard.transactions import STAGE_KIND as STAGE_KIND
 from topics.engine.storage.segment_store import COLD_IO_KIND
 from topics.engine.upkeep.compaction import REWRITE_KIND as REWRITE_KIND

@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from topics.api.errors import TopicsError
 from topics.api.limits import KIB
 from topics.engine.commands.copies import Copier
+from topics.engine.core.pressure import Measures
 from topics.engine.core.priority import effective_priority
+from topics.engine.core.scheduler import TOP, WAIT_MAX_MS, ScheduledEntry, Scheduler, band_of
 from topics.engine.shard.consumers.admin import Consumers
 from topics.engine.shard.consumers.claims import Claims
 from topics.engine.shard.consumers.leases import Leases
 from topics.engine.shard.forwards import Forwards
-from topics.engine.shard.pressure import Measures
 from topics.engine.shard.reads import Reads
-from topics.engine.shard.scheduler import TOP, WAIT_MAX_MS, ScheduledEntry, Scheduler, band_of
 from topics.engine.shard.state import ShardState, Waiter
 from topics.engine.shard.topic_upkeep import UpkeepPending
 from topics.engine.topic.consumer import Consumer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from topics.engine.shard.scheduler import WEIGHTS
+from topics.engine.core.scheduler import WEIGHTS
 from topics.link.reports import (
     CONSUMER_ROWS_MAX,
     FSYNC_BUCKETS_US,

@@ -15,11 +15,11 @@ import pytest
 
 from tests.support.job_rig import JobRig
 from tests.support.watch_rig import FeedRig
+from topics.engine.core.pressure import Measures
+from topics.engine.core.scheduler import QUANTUM, WEIGHTS
 from topics.engine.shard import delivery
 from topics.engine.shard.delivery import PICK_COST
-from topics.engine.shard.pressure import Measures
 from topics.engine.shard.reads import WAKE_COST
-from topics.engine.shard.scheduler import QUANTUM, WEIGHTS
 from topics.link import wire
 from topics.link.job_streams import JobStreamOptions, encode
 

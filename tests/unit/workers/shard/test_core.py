@@ -16,7 +16,7 @@ from tests.support.faults import fault
 from tests.support.shard_answers import ShardAnswer, as_answer
 from tests.support.shard_rig import FRONT, Rig, error_of
 from topics.api.limits import MIB
-from topics.engine.shard.quotas import QuotaGrant
+from topics.engine.core.quotas import QuotaGrant
 from topics.link import wire
 from topics.link.reports import Readiness, ShardReport
 from topics.protocols.json import replies

@@ -17,7 +17,7 @@ from tests.support.faults import fault
 from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import error_of
 from tests.support.watch_rig import FeedRig
-from topics.engine.shard.pressure import FULL_WAIT_MS, SAMPLE_MS
+from topics.engine.core.pressure import FULL_WAIT_MS, SAMPLE_MS
 from topics.link import wire
 
 FRONT = b"front"

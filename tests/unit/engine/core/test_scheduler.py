@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from topics.engine.shard.scheduler import (
+from topics.engine.core.scheduler import (
     AGE_EVERY_MS,
     QUANTUM,
     STALE_MAX,

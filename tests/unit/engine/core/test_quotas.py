@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import length
 from topics.api import limits
-from topics.engine.shard.quotas import Catalog, Escrow, Message, QuotaGrant, QuotaRecall, QuotaReport
+from topics.engine.core.quotas import Catalog, Escrow, Message, QuotaGrant, QuotaRecall, QuotaReport
 
 MANY_BYTES = 1 << 40
 

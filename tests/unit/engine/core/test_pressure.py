@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics.engine.shard.pressure import SAMPLE_MS, SMOOTHING, Measures, Pressure, overload
+from topics.engine.core.pressure import SAMPLE_MS, SMOOTHING, Measures, Pressure, overload
 
 
 class Sampled:
