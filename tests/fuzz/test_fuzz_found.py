@@ -42,33 +42,39 @@ def _message(*, op: int = wire.WRITE, topic_len: int = 1, args_len: int = 0, bod
             marks=fault(
                 "link",
                 "a message with an item longer than itself",
-                "the message is dropped; the shard serves on",
+                "the message is dropped; the shard continues to serve",
             ),
         ),
         pytest.param(
             _message()[:-9],
-            marks=fault("link", "a message with a cut item", "the message is dropped; the shard serves on"),
+            marks=fault(
+                "link", "a message with a cut item", "the message is dropped; the shard continues to serve"
+            ),
         ),
         pytest.param(
             _message(body_len=wire.SEPARATE),
             marks=fault(
-                "link", "a message whose large body is missing", "the message is dropped; the shard serves on"
+                "link",
+                "a message whose large body is missing",
+                "the message is dropped; the shard continues to serve",
             ),
         ),
         pytest.param(
             _message(op=200),
-            marks=fault("link", "an op code that does not exist", "answered; the shard serves on"),
+            marks=fault("link", "an op code that does not exist", "answered; the shard continues to serve"),
         ),
         pytest.param(
             _message(op=0),
-            marks=fault("link", "an op code of zero", "answered as an internal error; the shard serves on"),
+            marks=fault(
+                "link", "an op code of zero", "answered as an internal error; the shard continues to serve"
+            ),
         ),
         pytest.param(
             _message(args_len=1),
             marks=fault(
                 "link",
                 "arguments that are not MessagePack",
-                "answered as an internal error; the shard serves on",
+                "answered as an internal error; the shard continues to serve",
             ),
         ),
     ],
@@ -80,7 +86,7 @@ def test_a_bad_message_leaves_the_shard_serving(data: bytes) -> None:
 @fault(
     "link",
     "an invalid report at the worker that keeps the caps",
-    "dropped with a line in the log; the shard serves on",
+    "dropped with a line in the log; the shard continues to serve",
 )
 @pytest.mark.parametrize(
     "body",
@@ -102,13 +108,17 @@ def test_an_invalid_report_is_dropped(body: bytes) -> None:
 @fault(
     "link",
     "a report at a worker that does not keep the caps",
-    "dropped with a line in the log; the shard serves on",
+    "dropped with a line in the log; the shard continues to serve",
 )
 def test_a_report_at_the_wrong_shard_is_dropped() -> None:
     run_one(TARGETS["messages"], b"\x03" + msgspec.msgpack.encode(QuotaReport(1, 1, 0, 0)))
 
 
-@fault("link", "an invalid message of the catalog", "dropped with a line in the log; the shard serves on")
+@fault(
+    "link",
+    "an invalid message of the catalog",
+    "dropped with a line in the log; the shard continues to serve",
+)
 def test_an_invalid_message_of_the_catalog_is_refused() -> None:
     rig = Rig(msgspec.structs.replace(SMALL, shard=1, max_topics=10), shards=2)
     with pytest.raises(wire.BadMessage):
@@ -251,7 +261,7 @@ def test_a_huge_length_field(kind: int, content: bytes) -> None:
         ),
         pytest.param(
             b'{"records":[{"data":1,"data":2}],"records":[{"data":3}]}',
-            marks=fault("request", "a member that comes twice", "one of the two counts, as JSON has it"),
+            marks=fault("request", "a repeated member", "one of the two counts, as JSON allows"),
         ),
         pytest.param(
             b'{"records":[{"data":1,"ttl_ms":18446744073709551616}]}',

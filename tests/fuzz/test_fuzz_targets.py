@@ -50,7 +50,7 @@ _FAULTS = {
         fault(
             "log file",
             "arbitrary contents of a log file",
-            "torn, rotten or refused by name; every envelope found is whole",
+            "torn, corrupt or refused with a documented error; every envelope found is complete",
         ),
     ],
     "files": [
@@ -68,7 +68,7 @@ _FAULTS = {
     "directory": [
         fault(
             "data directory",
-            "bytes of any files changed, cut off or gone",
+            "bytes of any files changed, files truncated or missing",
             "the records written, losses announced, read-only, or refused",
         ),
     ],
@@ -83,7 +83,7 @@ _FAULTS = {
         fault(
             "link",
             "an arbitrary message between front and worker",
-            "dropped with a line in the log, or answered; the shard serves on",
+            "dropped with a line in the log, or answered; the shard continues to serve",
         ),
         fault(
             "link",
@@ -102,7 +102,7 @@ _FAULTS = {
         fault(
             "request",
             "arbitrary calls of queues and consumers, over restarts and jumps of the clock",
-            "a status of the contract; the shard serves on",
+            "a status of the contract; the shard continues to serve",
         ),
     ],
     "texts": [
