@@ -24,8 +24,7 @@ class Shard(Protocol):
     @property
     def now_ms(self) -> int: ...
 
-    @property
-    def has_topic(self) -> Callable[[str], bool]:
+    def has_topic(self, topic: str, /) -> bool:
         """Whether a topic exists, including those that this turn has created."""
 
     def track_synced_head(self, topic: str) -> None:

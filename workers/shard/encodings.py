@@ -25,14 +25,11 @@ class ShardFacts:
 
     def __init__(self, engine: ShardEngine) -> None:
         self._engine = engine
+        self.has_topic = engine.stats.has_topic  # asked for every write
 
     @property
     def now_ms(self) -> int:
         return self._engine.stats.now_ms
-
-    @property
-    def has_topic(self) -> Callable[[str], bool]:
-        return self._engine.stats.has_topic
 
     def track_synced_head(self, topic: str) -> None:
         reads = self._engine.standing_reads
