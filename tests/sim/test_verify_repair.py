@@ -35,7 +35,7 @@ from topics.engine.commands import topics as c
 from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER, file_header
 from topics.engine.tools.salvage_log import SEQS_UNKNOWN, Hole, SalvagedLog, rewrite_log
 from topics.engine.topic.flows import InflowRow
-from topics.engine.upkeep.checkpoint import TopicRow
+from topics.engine.topic.snapshot_row import TopicRow
 
 
 @cache

@@ -31,13 +31,13 @@ from topics.engine.commands import forwards as f
 from topics.engine.commands import topics as c
 from topics.engine.core.placement import shard_of
 from topics.engine.core.ports import SegmentStore
+from topics.engine.shard.consumers.leases import consumer_rows
 from topics.engine.storage.files import read_file
 from topics.engine.storage.layout import LAYOUT_NAME, Layout, prepare_layout, publish_layout
 from topics.engine.tools.reshard import Progress, Reshard, clear_stale
 from topics.engine.tools.verify import Finding, verify_shard
 from topics.engine.topic.flows import mark_in
 from topics.engine.topic.log import TopicLog
-from topics.engine.upkeep.checkpoint import consumer_rows
 from topics.link.watch import FeedOptions, SessionSpec
 from workers.process.reshard_program import carry_watches
 from workers.watch import session_file

@@ -28,7 +28,7 @@ from topics.engine.storage.segments import parse_segment_name
 from topics.engine.storage.snapshot import MAGIC, iter_rows, list_snapshots, snapshot_path
 from topics.engine.storage.transaction_file import parse_name
 from topics.engine.storage.wal import ENVELOPE_BYTES, FILE_HEADER_BYTES, file_number
-from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow
 from topics.system.read_only_disk import ReadOnlyDisk
 from topics.system.settings import Settings
 from topics.system.stdio import ignore_broken_pipe

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from topics.api import limits
 from topics.api.config import EngineConfig
 from topics.api.errors import Stopping
-from topics.engine.cold.merge.replay import MergeReplay
+from topics.engine.cold.merge.stored import StoredMerges
 from topics.engine.commands.copies import CopySource
 from topics.engine.commands.standing_reads import StandingReads
 from topics.engine.core.ports import Clock, Disk, SegmentStore
@@ -74,7 +74,7 @@ class Engine(Background):
             self.reserve,
         )
         if self._has_merges:
-            MergeReplay(self.shard.state, recovery.swaps)
+            StoredMerges(self.shard.state, recovery.swaps)
         self.report = recovery.report
         yield from recovery.steps()
         self.counters["recoveries"] += 1

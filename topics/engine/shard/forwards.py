@@ -39,6 +39,7 @@ from topics.engine.topic.flows import (
     mark_in,
 )
 from topics.engine.topic.log import Op, TopicLog
+from topics.engine.topic.snapshot_row import RowPart, ShardRow, TopicRow
 
 START_BYTES = 24  # maximum size of one start position in an outflow's frame
 GONE = -1  # mark of a dropped source
@@ -79,6 +80,9 @@ class Forwards:
             frames.COPIED: self._apply_copied,
             frames.EPOCH: self._apply_epoch,
         }
+        state.row_parts["forwards"] = RowPart(
+            self._capture, self._restore, self._capture_shard, self._restore_shard
+        )
         self._inner_drop_topic = state.wrap(cmd.DropTopic, self._check_drop_topic)
         state.events.topic_created.append(self._attach_outflows)
         state.events.topic_dropped.append(self._topic_dropped)
@@ -90,10 +94,24 @@ class Forwards:
             self.copies_due[log.id] = log
             self.copies_due_records += op.count / len(log.outflows)
 
-    def forward_rows(self) -> tuple[list[fwd.Forward], int, list[OutflowRow]]:
-        """The forwards for the shard's snapshot row."""
-        outflows = [outflow.row() for outflow in self.outflows.values()]
-        return list(self.catalog.values()), self.last_uid, outflows
+    @staticmethod
+    def _capture(log: TopicLog, row: TopicRow) -> None:
+        row.inflows = [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()]
+
+    @staticmethod
+    def _restore(log: TopicLog, row: TopicRow) -> None:
+        log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows}
+
+    def _capture_shard(self, row: ShardRow) -> None:
+        row.forwards, row.forward_uid = list(self.catalog.values()), self.last_uid
+        row.outflows = [outflow.row() for outflow in self.outflows.values()]
+
+    def _restore_shard(self, row: ShardRow) -> None:
+        for forward in row.forwards:
+            self.store_forward(forward)
+        self.last_uid = max(self.last_uid, row.forward_uid)
+        for outflow in row.outflows:
+            self.store_outflow(outflow)
 
     # -- catalog -------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from topics.api.config import EngineConfig
-from topics.api.errors import FeatureAbsent
 from topics.engine.core.clock import EngineClock
 from topics.engine.core.ports import Disk
 from topics.engine.reading.reader import Reader
@@ -34,7 +33,6 @@ class Shard:
         absent: frozenset[str] = frozenset(),
     ) -> None:
         """`absent`: features to leave out. A log or snapshot that needs one of them is refused."""
-        self._absent = absent
         self.state = state = ShardState(config, clock, reader, disk.boot_id())
         self.appends = Appends(state)
         self.reads = Reads(state)
@@ -46,8 +44,3 @@ class Shard:
         self.forwards = Forwards(state, self.appends, self.reads)
         self.transactions = Transactions(state, self.appends, disk) if "transactions" not in absent else None
         self.delivery = Delivery(state, self.reads, self.leases, self.claims, self.consumers, self.forwards)
-
-    def require(self, feature: str, path: str) -> None:
-        """Refuse a snapshot with state that only an absent feature understands."""
-        if feature in self._absent:
-            raise FeatureAbsent(path, feature)

@@ -34,6 +34,7 @@ from topics.engine.shard.topic_upkeep import Upkeep, UpkeepPending
 from topics.engine.storage import frames
 from topics.engine.storage.control import TimeCeiling, TopicCreated
 from topics.engine.topic.log import Op, Range, TopicLog
+from topics.engine.topic.snapshot_row import RowPart
 
 # Cost of removing expired records: per step, per record with its own TTL, per record with a tag.
 EXPIRE_STEP_UNITS, EXPIRY_UNITS, TAG_UNITS = 250, 4, 2
@@ -146,6 +147,7 @@ class ShardState:
         self._command: cmd.Command | None = None  # being handled
         self.handlers: dict[type, Handler] = {}  # by command type; features add theirs
         self.appliers: dict[int, Applier] = {}  # by kind of frame; features add theirs
+        self.row_parts: dict[str, RowPart] = {}  # by feature: its part of the rows of a snapshot
         self.long = LongCommands(self._before_slice, self._handle_error)
 
     # -- turns and groups ----------------------------------------------------------------------------------

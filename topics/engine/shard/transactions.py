@@ -57,6 +57,7 @@ from topics.engine.storage.transaction_file import (
     write_entries,
 )
 from topics.engine.topic.log import Op, TopicLog
+from topics.engine.topic.snapshot_row import RowPart, TopicRow
 from topics.engine.topic.transactions import (
     CommitWaiter,
     OpenTransaction,
@@ -104,6 +105,7 @@ class Transactions:
             frames.TXN_ADVANCED: self._apply_advanced,
             frames.TXN_ENDED: self._apply_ended,
         }
+        state.row_parts["transactions"] = RowPart(self._capture, self._restore)
         state.task_owners.append(self)
         state.erasers.append(self._eraser)
         state.busy.append(self.is_busy)
@@ -325,6 +327,16 @@ class Transactions:
     def log_entry(self, log: TopicLog, kind: int, entry: object) -> None:
         self.state.log(kind, log, entry)
         self.state.touched[log.id] = log
+
+    @staticmethod
+    def _capture(log: TopicLog, row: TopicRow) -> None:
+        if log.transactions is not None:
+            row.transactions = log.transactions.row()
+
+    @staticmethod
+    def _restore(log: TopicLog, row: TopicRow) -> None:
+        if row.transactions is not None:
+            log.transactions = TopicTransactions.restored(log, row.transactions)
 
     @staticmethod
     def _apply_opened(log: TopicLog, opened: Opened, op: Op | None) -> None:

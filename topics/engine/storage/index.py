@@ -10,8 +10,7 @@ at a fifth of the cost of an assignment through the structured view; batches are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -117,21 +116,6 @@ class Chunk:
         self.count += 1
         self.frame_bytes += length
 
-    def add_few(
-        self,
-        offsets: Column,
-        lengths: Column,
-        ts: int | Times,
-        flags: Ints | None,
-        tags: Ints | None,
-        nodes: Ints | None,
-        sizes: Ints,
-    ) -> None:
-        """`add_batch` for fewer than SMALL rows."""
-        columns = (offsets, lengths, ts, flags, tags, nodes, sizes)
-        for row in zip(*(_values(column) for column in columns)):
-            self.add(*row)
-
     def add_batch(
         self,
         offsets: Ints,
@@ -194,10 +178,3 @@ class Chunk:
         self.frame_bytes -= int(self._rows["length"][count : self.count].sum(dtype=np.int64))
         self.count = count
         self.expiries = [entry for entry in self.expiries if entry[0] < count]
-
-
-def _values(column: int | Ints | Times | None) -> Iterable[int]:
-    if isinstance(column, np.ndarray):
-        values: list[int] = column.tolist()
-        return values
-    return column if isinstance(column, list) else repeat(column or 0)

@@ -64,7 +64,7 @@ from topics.engine.tools.verify import (
     verify_shard,
 )
 from topics.engine.topic.log import add_loss
-from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow
 
 PLAN_MAGIC = b"TPCSPLN\0"
 QUARANTINE = "quarantine"

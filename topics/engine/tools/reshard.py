@@ -52,7 +52,7 @@ from topics.engine.storage.layout import (
 from topics.engine.storage.snapshot import SnapshotWriter, list_snapshots, read_snapshot
 from topics.engine.storage.wal import Wal
 from topics.engine.topic.flows import OutflowRow, current_epoch
-from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow
 
 SETTLE_ATTEMPTS = 3
 SNAPSHOTS = (1, 2)  # as many as a shard keeps, in case one is damaged

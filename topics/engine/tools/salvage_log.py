@@ -40,7 +40,8 @@ from topics.engine.storage.wal import (
     scan,
     start_of,
 )
-from topics.engine.upkeep.checkpoint import LATCH_FILE, TopicRow
+from topics.engine.topic.snapshot_row import TopicRow
+from topics.engine.upkeep.checkpoint import LATCH_FILE
 from topics.engine.upkeep.replay import decode
 
 SEQS_UNKNOWN = 1 << 32  # seqs to skip if the number of missing records has no bound; there are 2^63 seqs

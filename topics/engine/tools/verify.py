@@ -72,7 +72,8 @@ from topics.engine.tools.salvage_log import LogFile, LogWalk, SalvagedLog, read_
 from topics.engine.tools.salvage_segments import file_or_nothing, read_marks, salvage_segment
 from topics.engine.topic.log import TopicLog
 from topics.engine.topic.merges import NO_MERGES
-from topics.engine.upkeep.checkpoint import LATCH_FILE, ShardRow, TopicRow
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow
+from topics.engine.upkeep.checkpoint import LATCH_FILE
 from topics.engine.upkeep.loading import SegmentIndex, index_of_records
 from topics.engine.upkeep.recovery import has_latch
 from topics.engine.upkeep.replay import decode

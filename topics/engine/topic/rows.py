@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -117,16 +118,29 @@ class TopicRows:
         while at < count:
             chunk = self.chunk_for_append(ts if isinstance(ts, int) else int(ts[at]))
             stop = at + min(chunk.room, count - at)
-            add = chunk.add_few if stop - at < SMALL else chunk.add_batch
-            add(
-                offsets[at:stop],
-                lengths[at:stop],
-                ts if isinstance(ts, int) else ts[at:stop],
-                flags[at:stop] if flags is not None else None,
-                tags[at:stop] if tags is not None else None,
-                nodes[at:stop] if nodes is not None else None,
-                sizes[at:stop],
-            )
+            part = slice(at, stop)
+            if stop - at < SMALL:
+                rows = zip(
+                    offsets[part].tolist(),
+                    lengths[part].tolist(),
+                    repeat(ts) if isinstance(ts, int) else ts[part].tolist(),
+                    _values(flags, part),
+                    _values(tags, part),
+                    _values(nodes, part),
+                    _values(sizes, part),
+                )
+                for row in rows:
+                    chunk.add(*row)
+            else:
+                chunk.add_batch(
+                    offsets[part],
+                    lengths[part],
+                    ts if isinstance(ts, int) else ts[part],
+                    flags[part] if flags is not None else None,
+                    tags[part] if tags is not None else None,
+                    nodes[part] if nodes is not None else None,
+                    sizes[part],
+                )
             self.next_seq += stop - at
             at = stop
 
@@ -433,6 +447,15 @@ class TopicRows:
 
 def _count_strings(rows: Rows) -> int:
     return len(np.unique(rows["tag"])) + len(np.unique(rows["node"]))
+
+
+def _values(column: Ints | None, part: slice) -> Iterable[int]:
+    if column is None:
+        return repeat(0)
+    if isinstance(column, list):
+        return column[part]
+    values: list[int] = column[part].tolist()
+    return values
 
 
 def _run_seq(run: tuple[int, Location]) -> int:

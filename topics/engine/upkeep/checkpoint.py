@@ -22,13 +22,11 @@ import msgspec
 import numpy as np
 
 from topics.api import limits
-from topics.api.config import EngineConfig, TopicConfig
+from topics.api.config import EngineConfig
 from topics.api.errors import Corrupt
-from topics.engine.commands.forwards import Forward
 from topics.engine.core.ports import Disk
 from topics.engine.core.tasks import Blocking, Steps, WaitSynced
 from topics.engine.reading.reader import Reader
-from topics.engine.shard.consumers.leases import is_durable
 from topics.engine.shard.shard import Shard
 from topics.engine.storage import frames
 from topics.engine.storage.delete_marks import mark_deleted
@@ -46,11 +44,8 @@ from topics.engine.storage.segments import (
 )
 from topics.engine.storage.snapshot import SnapshotWriter, list_snapshots, read_snapshot, remove_snapshot
 from topics.engine.storage.wal import Wal, WalFile
-from topics.engine.topic.consumer import ConsumerRow, DeadLettersRow
-from topics.engine.topic.flows import Epochs, InflowRow, OutflowRow
-from topics.engine.topic.log import Loss, Range, Run, TopicLog
-from topics.engine.topic.merges import NO_MERGES, Merges
-from topics.engine.topic.transactions import TransactionsRow
+from topics.engine.topic.log import Range, Run, TopicLog
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow
 from topics.engine.upkeep.pending_deletions import PendingDeletions
 from topics.engine.upkeep.usage import TierUsage
 
@@ -58,58 +53,6 @@ SYNCFS_FROM = 64  # above this number of files, one syncfs is faster than an fda
 LATCH_FILE = "latched"
 SEGMENT_OVERHEAD_BYTES = 16 * limits.KIB  # estimate: a few file system blocks in addition to the records
 TOPIC_ROW_BYTES = 256  # estimate: one topic in a snapshot
-
-
-class ShardRow(msgspec.Struct, array_like=True):
-    """First row of a snapshot: state of the whole shard."""
-
-    number: int
-    base_lsn: int  # the topic rows contain every change up to this LSN
-    next_id: int
-    time_ceiling_ms: int
-    now_ms: int
-    mono_ms: int
-    boot_id: str
-    clean_lsn: int  # last LSN if the shutdown was clean, else 0
-    forwards: list[Forward] = []  # only in the catalog's shard
-    forward_uid: int = 0
-    outflows: list[OutflowRow] = []
-    first_id: int = 0  # see topic_ids.py
-    adopted: bytes = b""
-    others: bytes | None = None
-
-
-class TopicRow(msgspec.Struct, array_like=True):
-    """State of one topic in a snapshot."""
-
-    id: int
-    name: str
-    config: TopicConfig
-    applied_lsn: int
-    head: int
-    first_seq: int
-    count: int
-    live_bytes: int
-    cap_lost: int
-    ttl_lost: int
-    losses: list[Loss]
-    ceiling: int
-    dedupe: list[tuple[bytes, tuple[int, int, int]]]
-    segments: list[SegmentMeta]
-    last_write_ts: int
-    ram_ranges: list[Range]
-    erasing: list[list[Range]]
-    sum_chain: bytes
-    may_expire: bool  # some records have their own TTL
-    # First seq, number of rows and frames of a topic without segment files.
-    inline: tuple[int, int, bytes] | None = None
-    consumers: list[ConsumerRow] = []
-    dead_letters: DeadLettersRow | None = None
-    inflows: list[InflowRow] = []
-    epochs: Epochs = []
-    merges: Merges | None = None
-    transactions: TransactionsRow | None = None
-    is_trimmed: bool = True  # False: a per-tag cap was lowered and not enforced on all existing records yet
 
 
 @dataclass(slots=True)
@@ -168,14 +111,6 @@ class _TopicCapture:
     stored_head: (
         int  # the checkpoint stores all records up to this seq, including those held in RAM; 0: not those
     )
-
-
-def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], DeadLettersRow | None]:
-    """Snapshot rows of a topic's consumers. A queue without durable leases is stored as it will be after a restart."""
-    if log.consumers is None:
-        return [], None
-    rows = [consumer.row(durable=is_durable(log.config, consumer)) for consumer in log.consumers.all()]
-    return rows, log.consumers.row()
 
 
 class Checkpointer:
@@ -305,11 +240,11 @@ class Checkpointer:
         captures: list[_TopicCapture] = []
         self.capturing = True
         covered_bytes = wal.bytes_written
-        head = ShardRow(
-            number, wal.last_lsn, shard.state.next_id, 0, 0, 0, "", 0, *shard.forwards.forward_rows()
-        )
+        head = ShardRow(number, wal.last_lsn, shard.state.next_id, 0, 0, 0, "", 0)
         own = shard.state.owned_ids
         head.first_id, head.adopted, head.others = own.first_id, own.packed, own.others
+        for part in shard.state.row_parts.values():
+            part.capture_shard(head)
         for i, log in enumerate(list(touched.values())):
             if log.dropped:
                 continue
@@ -387,19 +322,16 @@ class Checkpointer:
                 if chunk.first_seq < log.first_seq:  # the topic may have been trimmed into this chunk
                     _count_dead(chunk.meta, _live_bytes(log, chunk))
                 segments.append(chunk.meta)
-        view = log.view
-        window_ms = log.config.idempotency_window_ms
-        row = TopicRow(
-            log.id, log.name, log.config, self._wal.last_lsn, log.next_seq - 1, log.first_seq, log.count, log.bytes,
-            log.cap_lost, log.ttl_lost, log.logged_losses(), log.ceiling,
-            log.dedupe.live(now_ms=self._shard.state.now_ms, window_ms=window_ms, stores_ram=stores_ram),
-            segments, view.last_write_ts, ram_ranges, list(log.erasing), log.sum_chain,
-            bool(log.expiries), (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None,
-            *consumer_rows(log), [inflow.row(uid) for uid, inflow in (log.inflows or {}).items()], list(log.epochs),
-            log.merges if log.merges is not NO_MERGES else None,
-            log.transactions.row() if log.transactions is not None else None,
-            log.trim_from is None,
-        )  # fmt: skip
+        inlined = (log.chunks[0].first_seq, inline.rows, inline.data) if inline is not None else None
+        row = TopicRow.capture(
+            log,
+            self._shard.state.row_parts.values(),
+            applied_lsn=self._wal.last_lsn,
+            now_ms=self._shard.state.now_ms,
+            segments=segments,
+            ram_ranges=ram_ranges,
+            inline=inlined,
+        )
         stored_head = row.head if stores_ram else 0
         if not parts:
             # Encoded right away: keeping ten thousand rows as objects would mean a long garbage collection pause.

@@ -42,7 +42,8 @@ from topics.engine.storage.wal import (
     start_of,
 )
 from topics.engine.topic.log import Range, TopicLog
-from topics.engine.upkeep.checkpoint import Checkpointer, TopicRow
+from topics.engine.topic.snapshot_row import TopicRow
+from topics.engine.upkeep.checkpoint import Checkpointer
 
 
 def erase_steps(

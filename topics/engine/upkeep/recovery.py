@@ -27,12 +27,11 @@ from topics.engine.core.topic_ids import OwnedIds
 from topics.engine.reading.reader import Reader
 from topics.engine.shard.shard import Shard
 from topics.engine.storage import frames
-from topics.engine.storage.control import ConsumerStored, TimeCeiling, WalStart
+from topics.engine.storage.control import TimeCeiling, WalStart
 from topics.engine.storage.files import ensure_dir, is_full, read_file
 from topics.engine.storage.frames import Columns
 from topics.engine.storage.intents import apply_patches, finish_intent, pending_intents
 from topics.engine.storage.reserve import Reserve
-from topics.engine.storage.segments import SegmentMeta
 from topics.engine.storage.snapshot import list_snapshots, read_snapshot, remove_unfinished, snapshot_path
 from topics.engine.storage.wal import (
     ENVELOPE_BYTES,
@@ -48,12 +47,9 @@ from topics.engine.storage.wal import (
     scan,
     start_of,
 )
-from topics.engine.topic.consumer import TopicConsumers
-from topics.engine.topic.flows import Inflow
 from topics.engine.topic.log import TopicLog
-from topics.engine.topic.merges import NO_MERGES
-from topics.engine.topic.transactions import TopicTransactions
-from topics.engine.upkeep.checkpoint import LATCH_FILE, Checkpointer, ShardRow, TopicRow, remove_tree
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow, TopicSegments
+from topics.engine.upkeep.checkpoint import LATCH_FILE, Checkpointer, remove_tree
 from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport
 from topics.engine.upkeep.replay import Lsns, Replay, decode
@@ -61,28 +57,6 @@ from topics.engine.upkeep.segment_swaps import SegmentSwaps
 
 SMALL_FILE_ROOM = 64 * limits.KIB  # free space in a log file on a full disk: enough for hundreds of deletes
 FILE_OVERHEAD_BYTES = 16 * limits.KIB  # file system blocks of a file in addition to its contents
-
-
-Skipped = msgspec.Raw
-
-
-class _TopicSegments(msgspec.Struct, array_like=True):
-    """Prefix of a TopicRow that decodes only the id and the segments."""
-
-    id: int
-    name: Skipped
-    config: Skipped
-    applied_lsn: Skipped
-    head: Skipped
-    first_seq: Skipped
-    count: Skipped
-    live_bytes: Skipped
-    cap_lost: Skipped
-    ttl_lost: Skipped
-    losses: Skipped
-    ceiling: Skipped
-    dedupe: Skipped
-    segments: list[SegmentMeta]
 
 
 class Recovery:
@@ -108,6 +82,7 @@ class Recovery:
         self._reserve = reserve or Reserve(disk, "", 0)
         self.report = RecoveryReport()
         self._meta_dir = checkpointer.meta_dir
+        self._snapshot_path = ""
         self._base_lsn = 0
         self._applied_lsn = 0  # highest LSN that any snapshot row contains
         self._clean_lsn = 0
@@ -182,11 +157,8 @@ class Recovery:
         self._shard.state.owned_ids = OwnedIds(
             self._config.shard, shard_row.first_id, shard_row.adopted, shard_row.others
         )
-        for forward in shard_row.forwards:
-            self._shard.forwards.store_forward(forward)
-        self._shard.forwards.last_uid = max(self._shard.forwards.last_uid, shard_row.forward_uid)
-        for outflow in shard_row.outflows:
-            self._shard.forwards.store_outflow(outflow)
+        self._snapshot_path = snapshot_path(self._meta_dir, shard_row.number)
+        shard_row.restore_parts(self._shard.state.row_parts, self._snapshot_path)
         if older is not None:
             self._reference_older(*older)
         for raw in rows:
@@ -197,7 +169,7 @@ class Recovery:
 
     def _reference_older(self, number: int, rows: list[bytes]) -> None:
         """Keep the segments of the older snapshot: the next start may need it. The rest of it is not used now."""
-        decode = msgspec.msgpack.Decoder(_TopicSegments).decode
+        decode = msgspec.msgpack.Decoder(TopicSegments).decode
         for raw in rows:
             row = decode(raw)
             if row.segments:
@@ -207,59 +179,15 @@ class Recovery:
         # Most topics share a few configs, so equal ones share one object.
         config = self._configs.setdefault(row.config, row.config)
         log = self._shard.state.new_log(row.id, row.name, config)
-        view = log.view
-        view.head, view.first_seq, view.count, view.bytes = row.head, row.first_seq, row.count, row.live_bytes
-        view.cap_lost, view.ttl_lost, view.losses = row.cap_lost, row.ttl_lost, row.losses
-        view.last_write_ts, log.applied_lsn = row.last_write_ts, row.applied_lsn
-        log.next_seq, log.first_seq, log.count, log.bytes = (
-            row.head + 1,
-            row.first_seq,
-            row.count,
-            row.live_bytes,
-        )
-        log.cap_lost, log.ttl_lost = row.cap_lost, row.ttl_lost
-        log.ceiling = log.ceiling_synced = row.ceiling
-        log.sum_chain = row.sum_chain
-        log.may_expire = row.may_expire
-        log.dedupe.restore(row.dedupe)
-        self._restore_consumers(log, row)
-        log.inflows = {inflow.uid: Inflow.restored(inflow) for inflow in row.inflows} or None
-        log.epochs = row.epochs
-        if row.merges is not None:
-            self._shard.require("merges", snapshot_path(self._meta_dir, self.report.snapshot))
-        log.merges = row.merges or NO_MERGES
-        if row.transactions is not None:
-            self._shard.require("transactions", snapshot_path(self._meta_dir, self.report.snapshot))
-            log.transactions = TopicTransactions.restored(log, row.transactions)
-        log.erasing = row.erasing
-        if not row.is_trimmed:
-            log.trim_from = 0
-            self._shard.appends.trimming[log.id] = log
+        row.restore(log, self._shard.state.row_parts, self._snapshot_path)
         self._applied_lsn = max(self._applied_lsn, row.applied_lsn)
         self._replayer.register_topic(log)
-        log.inline = row.inline
-        if row.segments or row.inline is not None:
-            log.stored = row.segments
+        if log.trim_from is not None:
+            self._shard.appends.trimming[log.id] = log
         if log.is_over_cap:
             self._shard.state.upkeep.enqueue(log)
         if row.ram_ranges:
-            log.stored = row.segments
             self._ephemeral.append((log, row))
-
-    def _restore_consumers(self, log: TopicLog, row: TopicRow) -> None:
-        if row.dead_letters is not None:
-            log.consumers = TopicConsumers()
-            log.consumers.restore(row.dead_letters)
-        for stored in row.consumers:
-            shape = ConsumerStored(
-                stored.name, stored.config, stored.cursor, stored.initial_seqs, stored.created_ms
-            )
-            consumer = (
-                self._shard.consumers.store_consumer(log, shape)
-                if stored.name
-                else self._shard.leases.queue_of(log)
-            )
-            consumer.restore(stored)
 
     def _record_ephemeral_losses(self) -> None:
         """Record the records of ephemeral topics as lost, as they are after every restart."""

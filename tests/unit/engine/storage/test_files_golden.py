@@ -77,8 +77,8 @@ from topics.engine.storage.wal import encode_envelope, file_header, file_name, f
 from topics.engine.topic.consumer import ConsumerRow, DeadLettersRow
 from topics.engine.topic.flows import InflowRow, OutflowRow
 from topics.engine.topic.merges import Merges
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow
 from topics.engine.topic.transactions import OpenRow, Producer, TransactionsRow
-from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
 
 GOLDEN = Path(__file__).parent / "golden"
 TS = 1_700_000_000_000

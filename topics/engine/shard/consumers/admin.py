@@ -28,7 +28,7 @@ from topics.engine.core.subjects import TagFilter
 from topics.engine.reading.tombstones import next_gap
 from topics.engine.shard.appends import NAME, RANGE_BYTES
 from topics.engine.shard.consumers.claims import Claims
-from topics.engine.shard.consumers.leases import Leases, is_durable, slice_budget, tag_of
+from topics.engine.shard.consumers.leases import Leases, consumer_rows, is_durable, slice_budget, tag_of
 from topics.engine.shard.long_commands import Work
 from topics.engine.shard.state import CONTROL_BYTES, ShardState
 from topics.engine.storage import frames
@@ -48,6 +48,7 @@ from topics.engine.topic.consumer import (
     filter_of,
 )
 from topics.engine.topic.log import Op, TopicLog
+from topics.engine.topic.snapshot_row import RowPart, TopicRow
 
 STALE_TIMERS_MAX = 64  # stale timers always tolerated
 CONFIG_BYTES = 32 * limits.KIB  # upper bound of a consumer's config
@@ -69,6 +70,7 @@ class Consumers:
             con.ListConsumers: self._list_consumers,
         }
         state.appliers |= {frames.CONSUMER_PUT: self._apply_put, frames.CONSUMER_DELETE: self._apply_delete}
+        state.row_parts["consumers"] = RowPart(self._capture, self._restore)
         self._inner_state = state.wrap(cmd.State, self._state_of_queue)
         self._inner_put_topic = state.wrap(cmd.PutTopic, self._put_topic_with_consumers)
         # Consumers with an inactivity TTL, by timer number.
@@ -153,6 +155,21 @@ class Consumers:
                 yield took
         if consumer.dropped:
             raise ConsumerNotFound(log.name, consumer.name)
+
+    @staticmethod
+    def _capture(log: TopicLog, row: TopicRow) -> None:
+        row.consumers, row.dead_letters = consumer_rows(log)
+
+    def _restore(self, log: TopicLog, row: TopicRow) -> None:
+        if row.dead_letters is not None:
+            log.consumers = TopicConsumers()
+            log.consumers.restore(row.dead_letters)
+        for stored in row.consumers:
+            shape = ConsumerStored(
+                stored.name, stored.config, stored.cursor, stored.initial_seqs, stored.created_ms
+            )
+            consumer = self.store_consumer(log, shape) if stored.name else self.leases.queue_of(log)
+            consumer.restore(stored)
 
     def _apply_put(self, log: TopicLog, stored: ConsumerStored, op: Op | None) -> None:
         self.store_consumer(log, stored)

@@ -46,6 +46,8 @@ from topics.engine.topic.consumer import (
     MOVE,
     TIMEOUTS_PER_SLICE,
     Consumer,
+    ConsumerRow,
+    DeadLettersRow,
     PruneRequest,
     SliceProgress,
     TopicConsumers,
@@ -108,6 +110,14 @@ def is_durable(config: TopicConfig, consumer: Consumer) -> bool:
     if consumer.name:
         return True
     return config.leases_durable and config.durability != "ephemeral"
+
+
+def consumer_rows(log: TopicLog) -> tuple[list[ConsumerRow], DeadLettersRow | None]:
+    """Snapshot rows of a topic's consumers. A queue without durable leases is stored as it will be after a restart."""
+    if log.consumers is None:
+        return [], None
+    rows = [consumer.row(durable=is_durable(log.config, consumer)) for consumer in log.consumers.all()]
+    return rows, log.consumers.row()
 
 
 class Leases:

@@ -40,7 +40,7 @@ from topics.engine.tools.inspect.manifest import inspect_manifest
 from topics.engine.tools.inspect.report import Digest, FirstAndLast, Inspection, PatchLine, TopicLine, text_of
 from topics.engine.tools.inspect.segment import MAGICS, WHOLE_BYTES_MAX, inspect_segment
 from topics.engine.tools.inspect.staging import inspect_staging, kind_in_staging
-from topics.engine.upkeep.checkpoint import ShardRow, TopicRow
+from topics.engine.topic.snapshot_row import ShardRow, TopicRow
 
 SMALL_BYTES_MAX = 4096  # layout.json and cold-id
 

@@ -1,4 +1,4 @@
-"""Replay of merges: a topic's rows are pointed at the merged segments. Live, `MergeCommitter` has their rows in memory."""
+"""What merges keep in the log and in snapshots. In replay a topic's rows are pointed at the merged segments. Live, `MergeCommitter` has their rows in memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,24 @@ from topics.engine.storage import frames
 from topics.engine.storage.control import Merged, MergedGroup, MergeInput
 from topics.engine.storage.segments import COLD
 from topics.engine.topic.log import Op, TopicLog
-from topics.engine.topic.merges import chunks_of, join_rows, retired_meta, swap_chunks
+from topics.engine.topic.merges import NO_MERGES, chunks_of, join_rows, retired_meta, swap_chunks
+from topics.engine.topic.snapshot_row import RowPart, TopicRow
 from topics.engine.upkeep.segment_swaps import SegmentSwaps
 
 
-class MergeReplay:
+class StoredMerges:
     def __init__(self, state: ShardState, swaps: SegmentSwaps) -> None:
         self._swaps = swaps
         state.appliers[frames.SEGMENT_MERGE] = self._apply_merge
+        state.row_parts["merges"] = RowPart(self._capture, self._restore)
+
+    @staticmethod
+    def _capture(log: TopicLog, row: TopicRow) -> None:
+        row.merges = log.merges if log.merges is not NO_MERGES else None
+
+    @staticmethod
+    def _restore(log: TopicLog, row: TopicRow) -> None:
+        log.merges = row.merges or NO_MERGES
 
     def _apply_merge(self, log: TopicLog, merged: Merged, op: Op) -> None:
         """Replace each run of segments by the segment they were merged into.
