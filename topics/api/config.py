@@ -350,11 +350,14 @@ else:
     )
 
 
+_SHOWN_IF_SET = {f.name: f.default for f in msgspec.structs.fields(TopicConfig) if IF_SET in marks_of(f)}
+
+
 def topic_settings(config: TopicConfig) -> TopicSettings:
     values = msgspec.structs.asdict(config)
-    for field in msgspec.structs.fields(TopicConfig):
-        if IF_SET in marks_of(field) and values[field.name] == field.default:
-            values[field.name] = UNSET
+    for name, default in _SHOWN_IF_SET.items():
+        if values[name] == default:
+            values[name] = UNSET
     return TopicSettings(durable=config.durability == "fsync", **values)
 
 

@@ -6,6 +6,7 @@ import functools
 
 import msgspec
 
+from topics.api.responses import records
 from topics.link import wire
 from topics.link.control_channel import Outage
 from topics.link.reports import Readiness, ShardReport
@@ -23,7 +24,7 @@ _report = msgspec.msgpack.Decoder(ShardReport)
 def health(call: Call, respond: Respond) -> None:
     services = call.services
     uptime_ms = (services.now_us() - services.started_us) // 1000
-    body = {"status": "ok", "version": services.version, "uptime_ms": uptime_ms}
+    body = records.Health(status="ok", version=services.version, uptime_ms=uptime_ms)
     respond(Response(200, msgspec.json.encode(body)))
 
 
@@ -66,7 +67,7 @@ def _ready_response(shards: list[Readiness | None], outages: list[Outage]) -> Re
         text = f"shards {list(broken)} are read-only after a storage failure; restart the server"
         return error_response("not_ready", text, detail)
     topics = sum(shard.topics for shard in shards if shard is not None)
-    body = {"status": "ready", "wal_replay_complete": True, "topics": topics}
+    body = records.Readiness(status="ready", wal_replay_complete=True, topics=topics)
     return Response(200, msgspec.json.encode(body))
 
 

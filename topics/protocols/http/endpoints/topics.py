@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import msgspec
 
+from topics.api.responses.records import TopicList
 from topics.link import wire
 from topics.protocols.http.call import Call, ask_all, ask_owner, from_reply, key_prefixes
 from topics.protocols.http.endpoints.records import page_size
 from topics.protocols.http.exchange import Respond, Response
 from topics.protocols.http.query import decode_cursor, encode_cursor, flag, parse_query
+from topics.protocols.json.replies import spent
 
 _rows = msgspec.msgpack.Decoder(list[tuple[str, bytes]])
 
@@ -52,10 +55,9 @@ def list_all(call: Call, respond: Respond) -> None:
             respond(from_reply(failed))
             return
         rows = list(heapq.merge(*(_rows.decode(reply.body) for reply in replies)))
-        body: dict[str, object] = {"topics": [msgspec.Raw(row) for _, row in rows[:size]]}
-        if len(rows) > size:
-            body["next_cursor"] = encode_cursor(rows[size - 1][0])
-        body["performance"] = {"server_total_ms": round(call.total_ms, 3)}
+        encoded: list[Any] = [msgspec.Raw(row) for _, row in rows[:size]]
+        more = encode_cursor(rows[size - 1][0]) if len(rows) > size else None
+        body = TopicList(topics=encoded, next_cursor=more, performance=spent(call.total_ms))
         respond(Response(200, msgspec.json.encode(body)))
 
     ask_all(call, wire.LIST_TOPICS, done, args)
