@@ -2,7 +2,7 @@
 
 A stream is a claim that waits in the engine. It is repeated as soon as it is answered and the client may have more jobs:
 its connection has fewer than `max` leases, and fewer than PUSHES_AHEAD pushes without a JOBS_ACK. Otherwise no claim
-waits, so ready jobs go to other clients. The engine reports the end of a lease (`leases.on_settled`) and the front sends
+waits, so ready jobs go to other clients. The engine reports the end of a lease (`Outcome.settled`) and the front sends
 a JOBS_ACK when there is room, so nothing is polled.
 
 When the client or its front is gone, the leases of its connection are released at once.

@@ -70,7 +70,7 @@ class Diff:
     from_ts: int = 0
     frames: bool = False
     standing: bool = False  # waits without limit
-    synced: bool = False  # only records that no crash can undo; see ShardState.track_synced_head
+    synced: bool = False  # only records that no crash can undo; see Reads.track_synced_head
     epoch: str | None = None  # in which `from_seq` was read; None: the cursor is not checked
     include_epoch: bool = False
 
