@@ -1,11 +1,12 @@
 """What an encoding of requests and replies implements. A shard uses the one that a request names, next to its engine.
 
-`topics/protocols/encodings.py` lists them.
+`Codec` is what each request needs that the engine executes, `Encoding` what clients need besides. `topics/protocols/encodings.py`
+lists those of clients; between workers there is another codec (`workers/shard/encodings.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from topics.engine.commands import consumers as con
@@ -37,17 +38,21 @@ class Shard(Protocol):
         """Whether writes wait for a sync by their class."""
 
 
-class Encoding(Protocol):
+class Codec(Protocol):
     @property
     def read(self) -> Mapping[int, Callable[[str, wire.Request, wire.Args], Read]]:
         """By operation: body to command."""
 
     @property
-    def large_ops(self) -> Collection[int]:
-        """Operations whose large bodies `read_large` decodes in steps."""
+    def read_large(self) -> Mapping[int, Callable[[str, wire.Request, wire.Args], Steps]]:
+        """By operation: a large body to a command, in steps. Large bodies of other operations are read at once."""
 
-    def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps: ...
+    def render(
+        self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
+    ) -> wire.Result: ...
 
+
+class Encoding(Codec, Protocol):
     def read_rule(self, request: wire.Request, args: wire.Args) -> RuleSpec:
         """The rule of a PUT_FORWARD."""
 
@@ -62,10 +67,6 @@ class Encoding(Protocol):
         more: bytes = b"",
     ) -> wire.Result:
         """The reply to a write, without a call of `render`: this is the hot path."""
-
-    def render(
-        self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
-    ) -> wire.Result: ...
 
     def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
         """The reply, with the marks of its request (`wire.LATE`, `wire.IGNORED`)."""

@@ -27,7 +27,7 @@ from topics.engine.core.ports import Disk
 from topics.engine.core.pressure import Measures
 from topics.engine.runtime.boundary import Job, Outcome, ShardEngine
 from topics.link import wire
-from topics.protocols.encoding import Steps
+from topics.protocols.encoding import Codec, Steps
 from workers.forward.catch_up import READS
 from workers.forward.forwarder import CopyBatch
 from workers.forward.outbox import Outbox, OutboxBatch
@@ -35,7 +35,7 @@ from workers.forward.rules.service import Operation, RuleService
 from workers.forward.service import Forwarding, TotalsQuery
 from workers.peers.links import BUDGET_MS, Message, OnReply, PeerLinks
 from workers.shard.caps import Caps
-from workers.shard.encodings import ShardFacts, shard_encodings
+from workers.shard.encodings import BetweenWorkers, ShardFacts, shard_encodings
 from workers.shard.flow_control import ReadQueue, ReplyBuffer, ReplyWindow, Sends, share_pages
 from workers.shard.large_bodies import LARGE_BYTES, LargeBodies
 from workers.shard.metrics import ShardMetrics
@@ -119,6 +119,7 @@ class ShardCore:
         self._began_us = 0  # when the last turn began
         self._facts = ShardFacts(engine)
         self._encodings = shard_encodings(self._facts)
+        self._codecs: dict[int, Codec] = {**self._encodings, wire.MSGPACK: BetweenWorkers()}
         self.pressure = ShardPressure(engine, now_us)
         self._peers: dict[int, int] = {}
         self._turn = Turn()
@@ -231,13 +232,13 @@ class ShardCore:
         try:
             self._check_serving(request, now_us)
             self.pressure.check(request, now_us)
-            encoding = self._encodings[request.encoding]
-            if len(request.body) > LARGE_BYTES and request.op in encoding.large_ops:
+            codec = self._codecs[request.encoding]
+            if len(request.body) > LARGE_BYTES and request.op in codec.read_large:
                 self._large.add(peer, request)
                 return
             args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
             topic = request.topic.decode("utf-8", "replace")
-            command, options = encoding.read[request.op](topic, request, args)
+            command, options = codec.read[request.op](topic, request, args)
         except Exception as error:
             self._refuse_unread(peer, request, error)
         else:
@@ -284,7 +285,7 @@ class ShardCore:
         self._check_serving(request, self._now_us())
         args = wire.decode_args(request.args) if request.args else wire.NO_ARGS
         topic = request.topic.decode("utf-8", "replace")
-        return self._encodings[request.encoding].read_large(topic, request, args)
+        return self._codecs[request.encoding].read_large[request.op](topic, request, args)
 
     def _hold_for_copies(self, topic: str, entry: tuple[Token, cmd.Command]) -> bool:
         peer, request = entry[0][:2]
@@ -683,8 +684,8 @@ class ShardCore:
             elif request.op == wire.FORWARD_STEP:
                 self.forwarding.on_step(result)
             try:
-                encoding = self._encodings[request.encoding]
-                answer = encoding.render(request, result, options, total_ms, sync_ms)
+                codec = self._codecs[request.encoding]
+                answer = codec.render(request, result, options, total_ms, sync_ms)
             except Exception as error:  # one bad record must not take the shard down at every read of it
                 logger.exception("a reply could not be encoded")
                 unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}

@@ -1,19 +1,16 @@
-"""The encodings of a shard: those of the protocols, and that of requests between workers."""
+"""The encodings of clients at a shard, and the codec of requests between workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from topics.engine.commands import consumers as con
 from topics.engine.commands import forwards as fwd
-from topics.engine.commands import topics as cmd
 from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
-from topics.link.rules import RuleSpec
-from topics.link.watch import FeedOptions
 from topics.protocols.encoding import Encoding, Read, Steps
 from topics.protocols.encodings import ENCODINGS
 from workers.forward.messages import encode_step_done, read_copies, read_step
@@ -44,22 +41,18 @@ class ShardFacts:
 
 
 def shard_encodings(facts: ShardFacts) -> dict[int, Encoding]:
-    encodings: dict[int, Encoding] = {number: make(facts) for number, make in ENCODINGS.items()}
-    encodings[wire.MSGPACK] = BetweenWorkers()
-    return encodings
+    return {number: make(facts) for number, make in ENCODINGS.items()}
 
 
 class BetweenWorkers:
     """Requests of other workers that the engine executes, in msgpack."""
 
-    large_ops = ()
-
-    def __init__(self) -> None:
-        self.read: dict[int, Callable[[str, wire.Request, wire.Args], Read]] = {
-            wire.DEAD_LETTERS: lambda t, r, a: (read_dead_letters(t, r.body), None),
-            wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
-            wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
-        }
+    read: Mapping[int, Callable[[str, wire.Request, wire.Args], Read]] = {
+        wire.DEAD_LETTERS: lambda t, r, a: (read_dead_letters(t, r.body), None),
+        wire.COPIES: lambda t, r, a: (fwd.TakeCopies(t, read_copies(r.body)), None),
+        wire.FORWARD_STEP: lambda t, r, a: (read_step(r.body), None),
+    }
+    read_large: Mapping[int, Callable[[str, wire.Request, wire.Args], Steps]] = {}
 
     def render(
         self, request: wire.Request, result: object, options: Any, total_ms: float, sync_ms: float
@@ -70,23 +63,3 @@ class BetweenWorkers:
             case fwd.InflowOpened() | fwd.InflowClosed() | fwd.OutflowOpened() | fwd.OutflowClosed():
                 return wire.OK, wire.MSGPACK, b"", encode_step_done(result)
         raise AssertionError(f"no reply format for {type(result)}")
-
-    def marked(self, request: wire.Request, result: wire.Result) -> wire.Result:
-        return result
-
-    # Workers send each other no writes of clients, no large bodies, no rules, and neither watch nor work.
-
-    def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
-        raise NotImplementedError
-
-    def read_rule(self, request: wire.Request, args: wire.Args) -> RuleSpec:
-        raise NotImplementedError
-
-    def appended(self, result: cmd.Appended, **options: Any) -> wire.Result:
-        raise NotImplementedError
-
-    def feed_records(self, page: cmd.Page, options: FeedOptions) -> bytes:
-        raise NotImplementedError
-
-    def job_events(self, result: con.Claimed, *, headers_only: bool = False) -> bytes:
-        raise NotImplementedError

@@ -22,11 +22,10 @@ from topics.protocols.json import (
     requests,
     transactions,
 )
-from topics.protocols.json.large_bodies import OPS, read_large, read_large_record
+from topics.protocols.json.large_bodies import read_large, read_large_record
 
 
 class Json:
-    large_ops = OPS
     appended = staticmethod(replies.appended)
     feed_records = staticmethod(replies.feed_records)
     job_events = staticmethod(consumer_replies.render_events)
@@ -52,6 +51,12 @@ class Json:
             wire.CONSOLIDATE: merges.read,
             **transactions.READERS,
         }
+        self.read_large = {
+            wire.WRITE: self._read_large,
+            wire.WRITE_LINES: self._read_large,
+            wire.WRITE_RAW: self._read_large_record,
+            wire.TXN_STAGE: self._read_large,
+        }
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -64,13 +69,11 @@ class Json:
             self._shard.track_synced_head(topic)
         return requests.watch_command(topic, read), read
 
-    def read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
-        def read() -> Read:
-            return self.read[request.op](topic, request, args)
+    def _read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
+        return read_large(request, args.traceparent, lambda: self.read[request.op](topic, request, args))
 
-        if request.op == wire.WRITE_RAW:
-            return read_large_record(request.body, read)
-        return read_large(request, args.traceparent, read)
+    def _read_large_record(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
+        return read_large_record(request.body, lambda: self.read[request.op](topic, request, args))
 
     # -- replies -------------------------------------------------------------------------------------------
 

@@ -31,7 +31,6 @@ REST_BYTES_MAX = 1 << 20  # of a body, outside its records
 RECORD_TEXT_MAX = 8 << 20  # bytes of one record as sent: an escape takes up to six times the space
 RECORD_COMPACT_MAX = 2 << 20  # without whitespace and escapes; leaves room for base64 and ignored fields
 NESTING_MAX = 4096  # more than the decoder supports
-OPS = frozenset((wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW, wire.TXN_STAGE))
 
 _KEY = re.compile(rb'"records"[ \t\r\n]*:[ \t\r\n]*\[')
 _KEY_BYTES_MAX = 256  # of a key and its whitespace across two slices
