@@ -10,8 +10,8 @@ One ZeroMQ message carries everything that one side has for the other in a tick:
 
 Little-endian. `received_us` is the machine's monotonic clock, the same in every process, so that a reply can report the
 total time. A request that a shard has not begun within `budget_ms` of it is refused, not executed. `args` is msgpack of
-`Args`, absent when all fields have their defaults. `encoding` is that of the body and of the wanted reply: JSON, FRAMES or
-MSGPACK (`topics/protocols/encodings.py`). `code` is the result. `kind` names the encoding of the body or, if the
+`Args`, absent when all fields have their defaults. `encoding` is that of the body and of the wanted reply: JSON, FRAMES,
+LINES, RAW or MSGPACK (`topics/protocols/encodings.py`). `code` is the result. `kind` names the encoding of the body or, if the
 shard was not asked, the event; `fields` are what the receiver needs without decoding the body. The body of an error is a
 `Failure`. No protocol of clients is known here: statuses and headers are made of codes and fields by `topics/protocols/`.
 
@@ -40,7 +40,7 @@ from topics.api.operations import OPERATIONS
 
 VERSION = 2
 
-WRITE, WRITE_LINES, DIFF, DELETE = 1, 2, 3, 5
+WRITE, DIFF, DELETE = 1, 3, 5
 PUT_TOPIC, GET_TOPIC, DROP_TOPIC, LIST_TOPICS = 6, 7, 8, 9
 LAST_BY_TAG, COUNT_BY_TAG, WATCH_READ = 10, 11, 12
 CLAIM, ACK, NACK, EXTEND, TERM = 13, 14, 15, 16, 17
@@ -52,7 +52,7 @@ PUT_CONSUMER, GET_CONSUMER, LIST_CONSUMERS, DROP_CONSUMER, PAUSE_CONSUMER, RESET
     22,
     23,
 )
-LIST_DELETED, WRITE_RAW = 24, 25
+LIST_DELETED = 24
 CONSOLIDATE = 27  # `Args.call` names the operation
 TXN_BEGIN, TXN_STAGE, TXN_COMMIT, TXN_ABORT = 28, 29, 30, 31
 # Handled by the worker itself, not by its engine (except DEAD_LETTERS).
@@ -79,7 +79,7 @@ POLLS = READS | {CLAIM}
 
 NO_SEQS, NO_ADMIN, NO_TOUCH, IF_EMPTY = 1, 2, 4, 8
 RESUME = 16  # a PAUSE_CONSUMER that ends a pause
-MUST_PARSE = 32  # a WRITE_RAW with a JSON content type
+MUST_PARSE = 32  # a RAW body with a JSON content type
 PUBLISH = 32  # a WRITE whose body is a WebSocket command
 WITH_EPOCH = 64  # the reply to a write contains the topic's epoch
 STRICT = 128  # unknown fields of the body are an error
@@ -90,6 +90,7 @@ IGNORED, LATE = 256, 512
 OK, CREATED, UNFINISHED, ERROR = 0, 1, 2, 3
 
 JSON, FRAMES, MSGPACK = 0, 1, 2
+LINES, RAW = 8, 9  # of the records of a WRITE: a JSON object per line; one record, which is the whole body
 GRANT = 3  # of the catalog, to a worker
 FEED, NEW_TOPIC, END_STREAM = 4, 5, 6  # their ids: those of the FOLLOW, the WATCH_NAMES, the stream
 JOBS = 7  # its id: that of the OPEN_JOBS

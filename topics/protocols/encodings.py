@@ -7,6 +7,11 @@ from collections.abc import Callable
 from topics.link import wire
 from topics.protocols.encoding import Encoding, Shard
 from topics.protocols.frames import Frames
-from topics.protocols.json.encoding import Json
+from topics.protocols.json.encoding import Json, Lines, Raw
 
-ENCODINGS: dict[int, Callable[[Shard], Encoding]] = {wire.JSON: Json, wire.FRAMES: Frames}
+ENCODINGS: dict[int, Callable[[Shard], Encoding]] = {
+    wire.JSON: Json,
+    wire.FRAMES: Frames,
+    wire.LINES: Lines,
+    wire.RAW: Raw,
+}

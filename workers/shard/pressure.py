@@ -22,7 +22,7 @@ from topics.engine.runtime.boundary import Job, ShardEngine
 from topics.link import wire
 
 REPORT_TTL_US = 2_000_000  # validity of a front's report; fronts repeat them under load
-WRITES = frozenset((wire.WRITE, wire.WRITE_LINES, wire.WRITE_RAW, wire.TXN_STAGE))
+WRITES = frozenset((wire.WRITE, wire.TXN_STAGE))
 
 # Searched before the body is decoded, so the same text inside a record counts, too.
 _DISABLED = re.compile(rb'"disable_backpressure"\s*:\s*true')

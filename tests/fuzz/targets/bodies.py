@@ -15,10 +15,15 @@ from tests.support.shard_answers import ShardAnswer
 from tests.support.shard_rig import Rig
 from topics.link import wire
 
-DIFF_FRAMES = 4  # a DIFF whose reply is frames
-OPS = (
+# An operation and its encoding. JSON is the encoding of the others.
+WRITE_LINES, WRITE_RAW, DIFF_FRAMES = (
+    (wire.WRITE, wire.LINES),
+    (wire.WRITE, wire.RAW),
+    (wire.DIFF, wire.FRAMES),
+)
+OPS: tuple[int | tuple[int, int], ...] = (
     wire.WRITE,
-    wire.WRITE_LINES,
+    WRITE_LINES,
     wire.DIFF,
     DIFF_FRAMES,
     wire.DELETE,
@@ -29,7 +34,7 @@ OPS = (
     wire.LAST_BY_TAG,
     wire.COUNT_BY_TAG,
     wire.LIST_DELETED,
-    wire.WRITE_RAW,
+    WRITE_RAW,
 )
 _TOPICS = ("t", "new", "small", "", "a b", "x" * 256, "\N{LATIN SMALL LETTER E WITH ACUTE}", "a/b")
 _FIELDS = (
@@ -153,11 +158,12 @@ def _rig() -> Rig:
     return rig
 
 
-def _ask(rig: Rig, op: int, topic: str, body: bytes, args: wire.Args, flags: int) -> ShardAnswer:
+def _ask(
+    rig: Rig, op: int | tuple[int, int], topic: str, body: bytes, args: wire.Args, flags: int
+) -> ShardAnswer:
     encoded = wire.encode_args(args)
     name = topic.encode()
-    encoding = wire.FRAMES if op == DIFF_FRAMES else wire.JSON
-    op = wire.DIFF if op == DIFF_FRAMES else op
+    op, encoding = op if isinstance(op, tuple) else (op, wire.JSON)
     head = wire.request_head(1 << 40, rig.now_us(), 30_000, op, flags, name, encoded, len(body), encoding)
     rig.core.receive(b"client", wire.message_head(rig.incarnation) + head + body)
     rig.rest()
@@ -233,7 +239,7 @@ def _object(choices: Choices, depth: int, blank: bytes) -> bytes:
 
 
 def seeds() -> list[bytes]:
-    bodies: dict[int, list[object]] = {
+    bodies: dict[int | tuple[int, int], list[object]] = {
         wire.WRITE: [
             {
                 "records": [
@@ -259,8 +265,8 @@ def seeds() -> list[bytes]:
     }
     raw = [(op, json.dumps(body).encode()) for op, found in bodies.items() for body in found]
     raw += [
-        (wire.WRITE_LINES, b'{"data":1}\n{"data":2,"tag":"b"}\n'),
-        (wire.WRITE_RAW, b"\xff\x00"),
+        (WRITE_LINES, b'{"data":1}\n{"data":2,"tag":"b"}\n'),
+        (WRITE_RAW, b"\xff\x00"),
         (wire.GET_TOPIC, b""),
         (wire.DROP_TOPIC, b""),
     ]

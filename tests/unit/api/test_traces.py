@@ -127,7 +127,7 @@ def test_bytes_have_no_meta() -> None:
 
 
 def test_lines() -> None:
-    request = wire.Request(1, 0, 0, wire.WRITE_LINES, 0, b"t", b"", b'{"data":1}\n{"data":2}\n')
+    request = wire.Request(1, 0, 0, wire.WRITE, 0, b"t", b"", b'{"data":1}\n{"data":2}\n', wire.LINES)
     found = read_lines("t", request, wire.Args(traceparent=PARENT)).records
     assert metas(found) == [OWN, OWN]
 

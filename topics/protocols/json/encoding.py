@@ -1,4 +1,7 @@
-"""The JSON encoding of requests and replies: the reader of each operation, and the renderer of each result."""
+"""The JSON encoding of requests and replies: the reader of each operation, and the renderer of each result.
+
+The records of a write may have other encodings, `Lines` and `Raw`; the reply is JSON.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,6 @@ class Json:
         self._shard = shard
         self.read: dict[int, Callable[[str, wire.Request, wire.Args], Read]] = {
             wire.WRITE: self._read_write,
-            wire.WRITE_LINES: lambda t, r, a: (requests.read_lines(t, r, a), None),
-            wire.WRITE_RAW: lambda t, r, a: (requests.read_raw(t, r, a), None),
             wire.DIFF: lambda t, r, a: requests.read_diff(t, r),
             wire.DELETE: lambda t, r, a: (requests.read_delete(t, r), None),
             wire.PUT_TOPIC: lambda t, r, a: (cmd.PutTopic(t, requests.read_config(r, a)), None),
@@ -51,12 +52,7 @@ class Json:
             wire.CONSOLIDATE: merges.read,
             **transactions.READERS,
         }
-        self.read_large = {
-            wire.WRITE: self._read_large,
-            wire.WRITE_LINES: self._read_large,
-            wire.WRITE_RAW: self._read_large_record,
-            wire.TXN_STAGE: self._read_large,
-        }
+        self.read_large = {op: self._read_large for op in (wire.WRITE, wire.TXN_STAGE)}
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -71,9 +67,6 @@ class Json:
 
     def _read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
         return read_large(request, args.traceparent, lambda: self.read[request.op](topic, request, args))
-
-    def _read_large_record(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
-        return read_large_record(request.body, lambda: self.read[request.op](topic, request, args))
 
     # -- replies -------------------------------------------------------------------------------------------
 
@@ -134,6 +127,25 @@ class Json:
         if request.flags & wire.IGNORED:
             result = replies.with_ignored(result, request.ignored)
         return result
+
+
+class Lines(Json):
+    """The records of a write: one JSON object per line."""
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        self.read[wire.WRITE] = lambda t, r, a: (requests.read_lines(t, r, a), None)
+
+
+class Raw(Json):
+    """The record of a write: the whole body."""
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        self.read[wire.WRITE] = lambda t, r, a: (requests.read_raw(t, r, a), None)
+
+    def _read_large(self, topic: str, request: wire.Request, args: wire.Args) -> Steps:
+        return read_large_record(request.body, lambda: self.read[request.op](topic, request, args))
 
 
 def _read_list(topic: str, request: wire.Request, args: wire.Args) -> Read:

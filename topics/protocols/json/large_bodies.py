@@ -201,7 +201,7 @@ def record_too_large(number: int) -> RecordTooLarge:
 def read_large(request: wire.Request, traceparent: str, read_rest: Callable[[], Read]) -> Steps:
     """Decode a body in steps. `read_rest` decodes the request with a placeholder instead of its records."""
     body = memoryview(request.body)
-    is_lines = request.op == wire.WRITE_LINES
+    is_lines = request.encoding == wire.LINES
     splitter = LineSplitter(body) if is_lines else RecordSplitter(body)
     yield from splitter.steps()
     request.body = splitter.rest

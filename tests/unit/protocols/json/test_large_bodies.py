@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import msgspec
 import pytest
@@ -20,22 +20,25 @@ from topics.protocols.json.json_text import SHORT, compact_size
 from topics.protocols.json.large_bodies import read_large
 from workers.shard.large_bodies import LargeBodies
 
-READ: dict[int, Callable[[wire.Request, wire.Args], Any]] = {
-    wire.WRITE: lambda r, a: requests.read_write("t", r, a, lambda _: True),
-    wire.WRITE_LINES: lambda r, a: requests.read_lines("t", r, a),
-    wire.TXN_STAGE: lambda r, a: transaction_requests.read_stage("t", r, a)[0],
+Kind: TypeAlias = tuple[int, int]  # operation, encoding
+WRITE, LINES, STAGE = (wire.WRITE, wire.JSON), (wire.WRITE, wire.LINES), (wire.TXN_STAGE, wire.JSON)
+READ: dict[Kind, Callable[[wire.Request, wire.Args], Any]] = {
+    WRITE: lambda r, a: requests.read_write("t", r, a, lambda _: True),
+    LINES: lambda r, a: requests.read_lines("t", r, a),
+    STAGE: lambda r, a: transaction_requests.read_stage("t", r, a)[0],
 }
 ARGS = wire.Args(txn="0000000000000001", node="front")
 
 
-def request_of(body: bytes, op: int = wire.WRITE, flags: int = 0) -> wire.Request:
-    return wire.Request(1, 0, 0, op, flags, b"t", b"", memoryview(body))
+def request_of(body: bytes, kind: Kind = WRITE, flags: int = 0) -> wire.Request:
+    op, encoding = kind
+    return wire.Request(1, 0, 0, op, flags, b"t", b"", memoryview(body), encoding)
 
 
-def sliced(body: bytes, op: int = wire.WRITE, flags: int = 0) -> tuple[Any, wire.Request, int]:
+def sliced(body: bytes, kind: Kind = WRITE, flags: int = 0) -> tuple[Any, wire.Request, int]:
     """The command, the request with what was ignored, and the number of steps."""
-    request = request_of(body, op, flags)
-    steps = read_large(request, ARGS.traceparent, lambda: (READ[op](request, ARGS), None))
+    request = request_of(body, kind, flags)
+    steps = read_large(request, ARGS.traceparent, lambda: (READ[kind](request, ARGS), None))
     for count in range(1_000_000):
         try:
             next(steps)
@@ -49,16 +52,16 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_bodies, "SLICE_BYTES", 32)
 
 
-def is_same(body: bytes, op: int = wire.WRITE) -> bool:
+def is_same(body: bytes, kind: Kind = WRITE) -> bool:
     """Check that a body gives the same in one go and in slices; True if it was accepted."""
-    whole = request_of(body, op)
+    whole = request_of(body, kind)
     try:
-        expected = READ[op](whole, ARGS)
+        expected = READ[kind](whole, ARGS)
     except TopicsError as refusal:
         with pytest.raises(type(refusal)):
-            sliced(body, op)
+            sliced(body, kind)
         return False
-    command, request, _ = sliced(body, op)
+    command, request, _ = sliced(body, kind)
     assert _columns(command.records) == _columns(expected.records), body
     command.records = expected.records
     assert command == expected
@@ -119,13 +122,13 @@ def some_record(source: random.Random) -> str:
     return "{" + ",".join(members) + "}"
 
 
-def some_body(source: random.Random, op: int) -> bytes:
+def some_body(source: random.Random, kind: Kind) -> bytes:
     rows = [some_record(source) for _ in range(source.choice((0, 1, 1, 2, 3, 8)))]
-    if op == wire.WRITE_LINES:
+    if kind == LINES:
         return source.choice(("\n", "\r\n", "\n\n")).join(row.replace("\n", "") for row in rows).encode()
     blank = source.choice(("", "", " ", "\n\t"))
     members = [f'"records"{blank}:{blank}[{blank}' + f"{blank},{blank}".join(rows) + f"{blank}]"]
-    members += ['"part":"p"', '"chunk":0'] * (op == wire.TXN_STAGE)
+    members += ['"part":"p"', '"chunk":0'] * (kind == STAGE)
     members += ['"node":"all"'] * (source.random() < 0.2)
     members += [f'"x":{{"records":[{some_value(source)}]}}'] * (source.random() < 0.2)
     members += ['"y\\"records":[1,2]'] * (source.random() < 0.1)
@@ -149,16 +152,16 @@ def damaged(source: random.Random, body: bytes) -> bytes:
     return body.replace(b"}", source.choice((b"},", b"}}", b"]")), 1)
 
 
-@pytest.mark.parametrize("op", READ)
-def test_reads_as_in_one_go(op: int, small_slices: None) -> None:
-    source = random.Random(op)
+@pytest.mark.parametrize("kind", READ)
+def test_reads_as_in_one_go(kind: Kind, small_slices: None) -> None:
+    source = random.Random(sum(kind))
     taken = refused = 0
     count = length.pick(short=100, long=2000)
     for _ in range(count):
-        body = some_body(source, op)
+        body = some_body(source, kind)
         if source.random() < 0.4:
             body = damaged(source, body)
-        if is_same(body, op):
+        if is_same(body, kind):
             taken += 1
         else:
             refused += 1
@@ -189,29 +192,29 @@ def test_errors_count_from_the_start_of_the_body() -> None:
         sliced(body)
     lines = b"\n".join([*rows[:300], b'{"data":1,"tag":2}', *rows])
     with pytest.raises(InvalidRequest, match=r"\$\[300\]\.tag"):
-        sliced(lines, wire.WRITE_LINES)
+        sliced(lines, LINES)
 
 
-@pytest.mark.parametrize("op", READ)
-def test_what_is_refused_before_it_is_decoded(op: int) -> None:
+@pytest.mark.parametrize("kind", READ)
+def test_what_is_refused_before_it_is_decoded(kind: Kind) -> None:
     beside = b'"part":"p","chunk":0,'
-    separator = b"\n" if op == wire.WRITE_LINES else b","
+    separator = b"\n" if kind == LINES else b","
 
     def body_of(rows: list[bytes]) -> bytes:
         joined = separator.join(rows)
-        return joined if op == wire.WRITE_LINES else b'{%b"records":[%b]}' % (beside, joined)
+        return joined if kind == LINES else b'{%b"records":[%b]}' % (beside, joined)
 
     with pytest.raises(BatchTooLarge):
-        sliced(body_of([b'{"data":1}'] * 10_001), op)
-    assert len(sliced(body_of([b'{"data":1}'] * 10_000), op)[0].records.payloads) == 10_000
+        sliced(body_of([b'{"data":1}'] * 10_001), kind)
+    assert len(sliced(body_of([b'{"data":1}'] * 10_000), kind)[0].records.payloads) == 10_000
     tokens = b'{"data":[%b1]}' % (b"1," * (3 << 19))
     with pytest.raises(RecordTooLarge, match="record 1 "):
-        sliced(body_of([b'{"data":1}', tokens]), op)
+        sliced(body_of([b'{"data":1}', tokens]), kind)
     with pytest.raises(RecordTooLarge):
-        sliced(body_of([b'{"data":%b1}' % (b" " * (9 << 20))]), op)
+        sliced(body_of([b'{"data":%b1}' % (b" " * (9 << 20))]), kind)
     # A body that is large only because of blanks and escapes is accepted.
     escaped = b'{"data":"%b"}' % (b"\\u0041" * (1 << 20))[: 6 * ((1 << 20) - 2)]
-    assert sliced(body_of([escaped]), op)[0].records.sizes == [1 << 20]
+    assert sliced(body_of([escaped]), kind)[0].records.sizes == [1 << 20]
 
 
 def test_what_is_beside_the_records_has_a_bound() -> None:
@@ -247,7 +250,7 @@ def test_one_after_the_other_in_order() -> None:
         large.add(b"front", request_of(body))
 
     def begin(request: wire.Request) -> Steps:
-        return read_large(request, "", lambda: (READ[wire.WRITE](request, ARGS), None))
+        return read_large(request, "", lambda: (READ[WRITE](request, ARGS), None))
 
     found: list[int] = []
     while large.queue:

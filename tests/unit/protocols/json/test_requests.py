@@ -23,7 +23,9 @@ VALUES = st.recursive(
 
 
 def read(body: bytes, flags: int = 0, **args: Any) -> Append:
-    return read_raw("t", wire.Request(1, 0, 1000, wire.WRITE_RAW, flags, b"t", b"", body), wire.Args(**args))
+    return read_raw(
+        "t", wire.Request(1, 0, 1000, wire.WRITE, flags, b"t", b"", body, wire.RAW), wire.Args(**args)
+    )
 
 
 def stored(body: bytes, flags: int = 0) -> tuple[bytes, bool]:

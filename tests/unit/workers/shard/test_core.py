@@ -110,11 +110,21 @@ HOSTILE = {
 
 
 @fault("request", "any body with any command", "an answer; the worker goes on")
-@pytest.mark.parametrize("op", [wire.WRITE, wire.WRITE_LINES, wire.DIFF, wire.DELETE, wire.PUT_TOPIC])
-def test_no_body_takes_the_shard_down(op: int) -> None:
+@pytest.mark.parametrize(
+    "op, encoding",
+    [
+        (wire.WRITE, wire.JSON),
+        (wire.WRITE, wire.LINES),
+        (wire.WRITE, wire.RAW),
+        (wire.DIFF, wire.JSON),
+        (wire.DELETE, wire.JSON),
+        (wire.PUT_TOPIC, wire.JSON),
+    ],
+)
+def test_no_body_takes_the_shard_down(op: int, encoding: int) -> None:
     rig = Rig(ROOMY)
     for name, body in HOSTILE.items():
-        reply = rig.ask(op, name.replace(" ", "-"), body)
+        reply = rig.ask(op, name.replace(" ", "-"), body, encoding=encoding)
         assert reply is not None and reply.status in (200, 201, 400, 404), name
         served = rig.ask(wire.WRITE, f"other-{name}".replace(" ", "-"), write(1))
         assert served is not None and served.status == 201, name

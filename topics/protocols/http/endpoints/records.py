@@ -20,7 +20,7 @@ from topics.protocols.http.query import (
 )
 
 
-def write(call: Call, respond: Respond, op: int = wire.WRITE) -> None:
+def write(call: Call, respond: Respond, encoding: int = wire.JSON) -> None:
     request, key = call.request, call.key
     pairs = parse_query(request.query) if request.query else {}
     flags = 0 if flag(pairs, "return_seqs", True) else wire.NO_SEQS
@@ -38,24 +38,24 @@ def write(call: Call, respond: Respond, op: int = wire.WRITE) -> None:
     if request.traceparent:
         args = args or wire.Args()
         args.traceparent = read_traceparent(request.traceparent)
-    if op == wire.WRITE:
+    if encoding == wire.JSON:
         if request.content_type[: len(LINES_TYPE)].lower() != LINES_TYPE:
-            ask_owner(call, op, respond, flags, args)
+            ask_owner(call, wire.WRITE, respond, flags, args)
             return
-        op = wire.WRITE_LINES
+        encoding = wire.LINES
     args = args or wire.Args()
     args.node = _name(pairs, "node")
     args.create = optional_flag(pairs, "create")
-    if op == wire.WRITE_RAW:
+    if encoding == wire.RAW:
         args.tag = _name(pairs, "tag")
         if request.content_type[: len(JSON_TYPE)].lower() == JSON_TYPE:
             flags |= wire.MUST_PARSE
-    ask_owner(call, op, respond, flags, args)
+    ask_owner(call, wire.WRITE, respond, flags, args, encoding)
 
 
 def write_raw(call: Call, respond: Respond) -> None:
     """Write the body as one record."""
-    write(call, respond, wire.WRITE_RAW)
+    write(call, respond, wire.RAW)
 
 
 def _name(pairs: dict[str, str], field: str) -> str | None:
