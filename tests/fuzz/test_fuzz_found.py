@@ -31,7 +31,9 @@ HUGE = 1 << 60
 
 
 def _message(*, op: int = wire.WRITE, topic_len: int = 1, args_len: int = 0, body_len: int = 2) -> bytes:
-    return struct.pack("<QQIBBHII", 1, 0, 30_000, op, 0, topic_len, args_len, body_len) + b"t{}"
+    head = struct.pack("<QQIBBBHII", 1, 0, 30_000, op, 0, wire.JSON, topic_len, args_len, body_len)
+    assert len(head) == wire.REQUEST_BYTES
+    return head + b"t{}"
 
 
 @pytest.mark.parametrize(

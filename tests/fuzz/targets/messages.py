@@ -37,30 +37,25 @@ def _codec(data: bytes) -> None:
         except wire.BadMessage:
             continue
         again = b"".join(map(_encoded, items))
-        assert wire.message_head(wire.read_message_head(data)) + again == _without_padding(read, data)
+        assert wire.message_head(wire.read_message_head(data)) + again == data
 
 
 def _encoded(item: wire.Request | wire.Reply) -> bytes:
     body = bytes(item.body)
     if isinstance(item, wire.Reply):
         return wire.reply_head(item.id, item.code, item.kind, item.fields, len(body)) + body
-    number, received_us, budget_ms = item.id, item.received_us, item.budget_ms
     head = wire.request_head(
-        number, received_us, budget_ms, item.op, item.flags, item.topic, item.args, len(body)
+        item.id,
+        item.received_us,
+        item.budget_ms,
+        item.op,
+        item.flags,
+        item.topic,
+        item.args,
+        len(body),
+        item.encoding,
     )
     return head + body
-
-
-def _without_padding(read: object, data: bytes) -> bytes:
-    """A reply has one padding byte, which no reader uses."""
-    if read is wire.read_requests:
-        return data
-    made, at = bytearray(data), wire.MESSAGE_BYTES
-    while at < len(made):
-        made[at + 11] = 0
-        sizes = made[at + 12 : at + 20]
-        at += wire.REPLY_BYTES + int.from_bytes(sizes[:4], "little") + int.from_bytes(sizes[4:], "little")
-    return bytes(made)
 
 
 def _to_shard(data: bytes) -> None:
@@ -159,9 +154,9 @@ def _still_serves(rig: Rig) -> None:
 _RUNS = (_codec, _to_shard, _to_catalog, _to_other_shard, _to_front, _to_control)
 
 
-def _request(op: int, body: bytes = b"", args: wire.Args | None = None, flags: int = 0) -> bytes:
+def _request(op: int, body: bytes = b"", args: wire.Args | None = None, encoding: int = wire.JSON) -> bytes:
     encoded = wire.encode_args(args) if args is not None else b""
-    return wire.request_head(1, 0, 30_000, op, flags, b"t", encoded, len(body)) + body
+    return wire.request_head(1, 0, 30_000, op, 0, b"t", encoded, len(body), encoding) + body
 
 
 def seeds() -> list[bytes]:
@@ -169,8 +164,9 @@ def seeds() -> list[bytes]:
     args = wire.Args("key", ["a"], "p", "a", 10, "tag", "a.*", True, "n", True, True, True)
     ops += [
         _request(op, b"{}", args)
-        for op in (wire.LIST_TOPICS, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED, wire.WRITE_LINES)
+        for op in (wire.LIST_TOPICS, wire.LAST_BY_TAG, wire.COUNT_BY_TAG, wire.LIST_DELETED)
     ]
+    ops += [_request(wire.WRITE, b"{}", args, encoding) for encoding in (wire.LINES, wire.RAW)]
     replies = [wire.reply_head(number, wire.OK, wire.JSON, b"fields", 2) + b"{}" for number in range(1, 5)]
     reports = [
         QuotaReport(1, 5, 3, 100, begins=True),
