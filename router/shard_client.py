@@ -18,7 +18,7 @@ import zmq
 from router.pending import Message, PendingRequests
 from topics.link import wire
 from topics.link.control_channel import Peer
-from topics.link.sockets import descriptor, has_input
+from topics.link.sockets import NOBLOCK, descriptor, has_input, has_more
 from topics.system.logs import log
 
 logger = logging.getLogger("topics.front")
@@ -105,11 +105,11 @@ class ShardClient:
                 continue
             try:
                 if len(parts) == 1:
-                    socket.send(parts[0], zmq.NOBLOCK)
+                    socket.send(parts[0], NOBLOCK)
                 elif len(parts[1]) < ZERO_COPY_BYTES:
-                    socket.send_multipart(parts, zmq.NOBLOCK)
+                    socket.send_multipart(parts, NOBLOCK)
                 else:
-                    self._bulk[shard].send_multipart(parts, zmq.NOBLOCK, copy=False)
+                    self._bulk[shard].send_multipart(parts, NOBLOCK, copy=False)
             except zmq.Again:
                 # The queue has no limit, so this means that the socket is not connected yet.
                 unsent.append((shard, parts))
@@ -126,8 +126,8 @@ class ShardClient:
     def _drain(self, shard: int, socket: zmq.Socket[bytes]) -> None:
         receive, core = socket.recv, self.core
         while not socket.closed and has_input(socket):
-            message = receive(zmq.NOBLOCK)
-            separate = receive(zmq.NOBLOCK, copy=False).buffer if socket.rcvmore else None
+            message = receive(NOBLOCK)
+            separate = receive(NOBLOCK, copy=False).buffer if has_more(socket) else None
             try:
                 core.receive(shard, message, separate)
             except wire.BadMessage as error:

@@ -14,7 +14,7 @@ import zmq
 
 from topics.link import wire
 from topics.link.control_channel import Peer
-from topics.link.sockets import descriptor, has_input
+from topics.link.sockets import NOBLOCK, descriptor, has_input
 
 logger = logging.getLogger("topics.shard")
 
@@ -39,7 +39,7 @@ class PeerSockets:
 
     def send(self, shard: int, parts: list[wire.Buffer]) -> None:
         socket = self._sockets.get(shard) or self._connect(shard)
-        socket.send_multipart(parts, zmq.NOBLOCK)
+        socket.send_multipart(parts, NOBLOCK)
         self._undrained[shard] = None
 
     def readable(self, fd: int) -> None:
@@ -57,7 +57,7 @@ class PeerSockets:
             shard, _ = self._undrained.popitem()
             socket = self._sockets[shard]
             while has_input(socket):
-                message, *separate = socket.recv_multipart(zmq.NOBLOCK)
+                message, *separate = socket.recv_multipart(NOBLOCK)
                 try:
                     receive(shard, message, separate[0] if separate else None)
                 except wire.BadMessage as error:

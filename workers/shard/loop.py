@@ -37,7 +37,7 @@ from topics.link.control_channel import (
     Pong,
     Ready,
 )
-from topics.link.sockets import descriptor, has_input
+from topics.link.sockets import NOBLOCK, NOBLOCK_MORE, descriptor, has_input, has_more
 from workers.peers.sockets import PeerSockets
 from workers.shard.core import Actions, ShardCore
 
@@ -283,11 +283,11 @@ class ShardLoop:
         for _ in range(DRAIN_MESSAGES):
             if not has_input(self._socket):
                 return
-            peer, message, separate = receive(zmq.NOBLOCK), b"", None
-            if self._socket.rcvmore:
-                message = receive(zmq.NOBLOCK)
-            if self._socket.rcvmore:  # a large body; not copied, as it may be refused
-                separate, peer = receive(zmq.NOBLOCK, copy=False).buffer, wire.front_of(peer)
+            peer, message, separate = receive(NOBLOCK), b"", None
+            if has_more(self._socket):
+                message = receive(NOBLOCK)
+            if has_more(self._socket):  # a large body; not copied, as it may be refused
+                separate, peer = receive(NOBLOCK, copy=False).buffer, wire.front_of(peer)
             try:
                 core.receive(peer, message, separate)
             except wire.BadMessage as error:
@@ -358,14 +358,15 @@ class ShardLoop:
 
     def _send(self, actions: Actions) -> None:
         self._has_replied = self._has_replied or bool(actions.sends)
+        send = self._socket.send
         for peer, parts in actions.sends:
             try:
+                send(peer, NOBLOCK_MORE)
                 if len(parts) == 1:
-                    self._socket.send_multipart([peer, parts[0]], zmq.NOBLOCK)
+                    send(parts[0], NOBLOCK)
                 else:
-                    self._socket.send(peer, zmq.NOBLOCK | zmq.SNDMORE)
-                    self._socket.send(parts[0], zmq.NOBLOCK | zmq.SNDMORE)
-                    self._socket.send(parts[1], zmq.NOBLOCK, copy=len(parts[1]) < ZERO_COPY_BYTES)
+                    send(parts[0], NOBLOCK_MORE)
+                    send(parts[1], NOBLOCK, copy=len(parts[1]) < ZERO_COPY_BYTES)
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
