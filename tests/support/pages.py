@@ -229,11 +229,8 @@ class PageRunner:
             "TOPICS_CONFIG": str(folder / "contexts.json"),
             **(environment or {}),
         }
-        self._places = {
-            ".venv/bin/topics": "topics",
-            ".venv/bin/python": sys.executable,
-            **places,
-        }
+        self._commands = {".venv/bin/topics": "topics", ".venv/bin/python": sys.executable}
+        self._places = dict(places)
         self._folder = folder
         self._shell: Shell | None = None
         self.names: dict[str, Any] = {"__name__": "page"}
@@ -242,9 +239,9 @@ class PageRunner:
         """Run one block. Fails when the block fails, or its output differs from the page."""
         printed = self.printed(block)
         if block.language == "console":
-            compare(block, printed, self._here(_session(block.text)[1]))
+            compare(block, printed, _replaced(_session(block.text)[1], self._places))
         elif block.shown is not None:
-            compare(block, printed, self._here(block.shown))
+            compare(block, printed, _replaced(block.shown, self._places))
         else:
             assert '{"error":' not in printed, f"{block} is refused: {printed}"
 
@@ -256,18 +253,14 @@ class PageRunner:
 
     def as_shown(self, printed: str) -> str:
         """The output with this test's paths and ports replaced by those in the pages."""
-        for said, meant in self._places.items():
-            printed = printed.replace(meant, said)
-        return printed
+        return _replaced(printed, {meant: said for said, meant in self._places.items()})
 
     def close(self) -> None:
         if self._shell is not None:
             self._shell.close()
 
     def _here(self, text: str) -> str:
-        for said, meant in self._places.items():
-            text = text.replace(said, meant)
-        return text
+        return _replaced(text, {**self._commands, **self._places})
 
     def _run_python(self, block: Block, text: str) -> str:
         printed = io.StringIO()
@@ -300,6 +293,12 @@ class PageRunner:
         ]
         assert not bad and "Traceback" not in err, f"{block}: {bad}\n{err}\n{out}"
         return out
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    for word, other in words.items():
+        text = text.replace(word, other)
+    return text
 
 
 def _session(text: str) -> tuple[str, str]:
