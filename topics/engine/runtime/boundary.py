@@ -1,8 +1,12 @@
-"""The boundary of the engine: all that a shell uses, besides commands and their results.
+"""The boundary of the engine: all that a running shell calls.
 
-Three calls do the work: `turn`, `finish` and the read-only `stats`. The others are its life cycle, what must hold before the
-next call whichever it is (`withdraw`, `set_quota`), and three shortcuts of hot loops, which are parts with a name and a protocol
+Three calls do the work: `turn`, `finish` and the read-only `stats`. The others are its life cycle, state changes that must
+precede any further call (`withdraw`, `set_quota`), and three shortcuts of hot loops, which are parts with a name and a protocol
 of their own: `copies`, `standing_reads`, `dead_letters`.
+
+Shells import this module, `commands` (what is asked and answered), `core` (ports and plain rules), `storage` (file formats) and
+`tools` (for files without a server), and `runtime.stats`. Import-linter forbids the other packages; only the program imports
+the engine itself.
 """
 
 from __future__ import annotations
