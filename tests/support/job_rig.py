@@ -42,6 +42,7 @@ class JobRig(FeedRig):
             topic,
             encode(JobStreamOptions(consumer, node, max, lease_ms, check_only)),
             peer=peer,
+            encoding=wire.EVENTS,
         )
         self.rest()
         return key

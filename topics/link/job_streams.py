@@ -3,7 +3,7 @@
     front → shard   OPEN_JOBS    open a stream; the request id becomes its number
                     JOBS_ACK     the client has accepted one push; send the next
                     CLOSE_JOBS   the client has disconnected: release its leases at once
-    shard → front   JOBS         a push: events ready to be written to the client; with the code ERROR, the end of the stream
+    shard → front   JOBS         a push: jobs, in the encoding that the OPEN_JOBS names; with the code ERROR, the end of the stream
 
 The reply to OPEN_JOBS says whether the queue or consumer exists. Pushes follow it under the same number. A stream has at
 most PUSHES_AHEAD pushes without a JOBS_ACK. Until it has room again, new jobs stay ready for other clients.

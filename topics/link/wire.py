@@ -11,7 +11,7 @@ One ZeroMQ message carries everything that one side has for the other in a tick:
 Little-endian. `received_us` is the machine's monotonic clock, the same in every process, so that a reply can report the
 total time. A request that a shard has not begun within `budget_ms` of it is refused, not executed. `args` is msgpack of
 `Args`, absent when all fields have their defaults. `encoding` is that of the body and of the wanted reply: JSON, FRAMES,
-LINES, RAW or MSGPACK (`topics/protocols/encodings.py`). `code` is the result. `kind` names the encoding of the body or, if the
+LINES, RAW, EVENTS or MSGPACK (`topics/protocols/encodings.py`). `code` is the result. `kind` names the encoding of the body or, if the
 shard was not asked, the event; `fields` are what the receiver needs without decoding the body. The body of an error is a
 `Failure`. No protocol of clients is known here: statuses and headers are made of codes and fields by `topics/protocols/`.
 
@@ -91,6 +91,7 @@ OK, CREATED, UNFINISHED, ERROR = 0, 1, 2, 3
 
 JSON, FRAMES, MSGPACK = 0, 1, 2
 LINES, RAW = 8, 9  # of the records of a WRITE: a JSON object per line; one record, which is the whole body
+EVENTS = 10  # of a job stream: server-sent events, ready to be written
 GRANT = 3  # of the catalog, to a worker
 FEED, NEW_TOPIC, END_STREAM = 4, 5, 6  # their ids: those of the FOLLOW, the WATCH_NAMES, the stream
 JOBS = 7  # its id: that of the OPEN_JOBS

@@ -75,4 +75,4 @@ class Encoding(Codec, Protocol):
         """The records of a feed's page."""
 
     def job_events(self, result: con.Claimed, *, headers_only: bool = False) -> bytes:
-        """A push of a job stream; empty if there is nothing to send."""
+        """A push to a job stream: jobs, and a tombstone; empty if there is nothing to send."""

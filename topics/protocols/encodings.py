@@ -7,6 +7,7 @@ from collections.abc import Callable
 from topics.link import wire
 from topics.protocols.encoding import Encoding, Shard
 from topics.protocols.frames import Frames
+from topics.protocols.http.event_encoding import Events
 from topics.protocols.json.encoding import Json, Lines, Raw
 
 ENCODINGS: dict[int, Callable[[Shard], Encoding]] = {
@@ -14,4 +15,5 @@ ENCODINGS: dict[int, Callable[[Shard], Encoding]] = {
     wire.FRAMES: Frames,
     wire.LINES: Lines,
     wire.RAW: Raw,
+    wire.EVENTS: Events,
 }

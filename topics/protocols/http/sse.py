@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from topics.engine.commands.topics import Tombstone
+from topics.protocols.json.consumer_replies import JobEvent
 
 RETRY = b"retry: 2000\n\n"
 CONTENT_TYPE = b"text/event-stream"
@@ -52,6 +55,10 @@ def tombstone_members(topic: bytes, gone: Tombstone, reason: str) -> bytes:
         gone.earliest_seq,
         gone.head_seq,
     )
+
+
+def job_events(events: Iterable[JobEvent]) -> bytes:
+    return b"".join([b"event: %b\nid: %d\ndata: %b\n\n" % one for one in events])
 
 
 def topic_deleted(topic: bytes, event_id: bytes) -> bytes:

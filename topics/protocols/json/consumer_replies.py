@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -34,6 +34,8 @@ from topics.protocols.json.replies import (
     spent,
     tombstone,
 )
+
+JobEvent: TypeAlias = tuple[bytes, int, bytes]  # name, seq, JSON text
 
 _encode = msgspec.json.encode
 _COUNTED = {"ack": b"acked", "nack": b"nacked", "extend": b"extended", "term": b"termed"}
@@ -88,26 +90,27 @@ def render_jobs(result: con.Claimed, *, headers_only: bool = False, members: byt
     return jobs
 
 
-def render_events(result: con.Claimed, *, headers_only: bool = False) -> bytes:
-    """The server-sent events of a job stream: one per job, and one for a tombstone. Empty if there is nothing to send."""
+def job_events(result: con.Claimed, *, headers_only: bool = False) -> list[JobEvent]:
+    """The events of a push to a job stream: one per job, after one for a tombstone."""
+    topic = result.topic.encode()  # valid names need no escaping
     if result.consumer == con.QUEUE:
-        name, owner = b"job", b'"topic":"%b",' % result.topic.encode()  # valid names need no escaping
+        name, owner = b"job", b'"topic":"%b",' % topic
     else:
-        name = b"record"
-        owner = b'"topic":"%b","consumer":"%b",' % (result.topic.encode(), result.consumer.encode())
+        name, owner = b"record", b'"topic":"%b","consumer":"%b",' % (topic, result.consumer.encode())
     jobs = render_jobs(result, headers_only=headers_only, members=owner)
-    events = [_event(name, seq, text) for seq, text in zip(result.page.seqs, jobs)]
+    events = [(name, seq, text) for seq, text in zip(result.page.seqs, jobs)]
     # Not for queues, whose clients see only jobs: a record removed by a cap or its age is no longer a job.
     if result.tombstone is not None and result.consumer != con.QUEUE:
         events.insert(0, _tombstone_event(owner, result.tombstone))
-    return b"".join(events)
+    return events
 
 
-def _event(name: bytes, event_id: int, data: bytes) -> bytes:
-    return b"event: %b\nid: %d\ndata: %b\n\n" % (name, event_id, data)
+def job_lines(result: con.Claimed, *, headers_only: bool = False) -> bytes:
+    """A push to a job stream: its events, one per line."""
+    return b"\n".join([text for _, _, text in job_events(result, headers_only=headers_only)])
 
 
-def _tombstone_event(owner: bytes, found: Tombstone) -> bytes:
+def _tombstone_event(owner: bytes, found: Tombstone) -> JobEvent:
     members = _encode(
         {
             "reason": found.reason,
@@ -117,7 +120,7 @@ def _tombstone_event(owner: bytes, found: Tombstone) -> bytes:
             "head_seq": found.head_seq,
         }
     )
-    return _event(b"tombstone", found.gap_to, b"{" + owner + members[1:])
+    return b"tombstone", found.gap_to, b"{" + owner + members[1:]
 
 
 def _frames(page: Page) -> Iterable[tuple[bytes, int]]:

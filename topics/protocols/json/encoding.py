@@ -31,7 +31,7 @@ from topics.protocols.json.large_bodies import read_large, read_large_record
 class Json:
     appended = staticmethod(replies.appended)
     feed_records = staticmethod(replies.feed_records)
-    job_events = staticmethod(consumer_replies.render_events)
+    job_events = staticmethod(consumer_replies.job_lines)
     read_rule = staticmethod(forwards.read_spec)
 
     def __init__(self, shard: Shard) -> None:

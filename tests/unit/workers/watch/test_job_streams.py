@@ -5,6 +5,8 @@ Method: one shard on a simulated disk and clock; the test sends the messages of 
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.support.faults import fault
@@ -247,7 +249,7 @@ def test_a_front_with_streams_is_asked_whether_it_lives(rig: JobRig) -> None:
 def test_a_client_that_leaves_while_its_claim_is_on_its_way_holds_nothing(rig: JobRig) -> None:
     rig.write(3, "q")
     for turns in range(3):
-        key = rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n", 3)))
+        key = rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n", 3)), encoding=wire.EVENTS)
         for _ in range(turns):
             rig.turn()
         rig.tell(wire.CLOSE_JOBS, key)
@@ -260,7 +262,7 @@ def test_a_client_that_leaves_while_its_claim_is_on_its_way_holds_nothing(rig: J
 
 def test_a_claim_ends_with_its_stream_also_when_reads_are_held_back(rig: JobRig) -> None:
     rig.write(1, "q")
-    key = rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n")))
+    key = rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n")), encoding=wire.EVENTS)
     rig.turn()
     for _ in range(READS_PER_TURN + 1):
         rig.receive(wire.DIFF, "q", {}, peer=OTHER)
@@ -283,7 +285,8 @@ def test_nothing_is_claimed_for_a_front_that_takes_nothing(rig: JobRig) -> None:
 def test_many_streams_are_served_over_several_turns(rig: JobRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_streams, "CLAIMS_PER_TURN", 2)
     rig.write(10, "q")
-    keys = [rig.receive(wire.OPEN_JOBS, "q", encode(JobStreamOptions("", "n"))) for _ in range(10)]
+    options = encode(JobStreamOptions("", "n"))
+    keys = [rig.receive(wire.OPEN_JOBS, "q", options, encoding=wire.EVENTS) for _ in range(10)]
     rig.rest()
     assert [rig.seqs(key) for key in keys] == [[seq] for seq in range(1, 11)]
 
@@ -390,6 +393,26 @@ def test_a_consumer_hears_what_it_has_lost(rig: JobRig) -> None:
         "head_seq": 5,
     }
     assert [event.data["$seq"] for event in rest] == [4, 5]
+
+
+@pytest.mark.parametrize("topic, consumer, count", [("q", "", 5), ("t", "c", 3)])
+def test_a_stream_in_json_gets_the_data_of_the_events_one_per_line(
+    topic: str, consumer: str, count: int
+) -> None:
+    pushes = []
+    for encoding in (wire.EVENTS, wire.JSON):
+        rig = JobRig()
+        rig.put("t", cap_records=2)
+        rig.put_consumer()
+        rig.write(5, topic)
+        key = rig.receive(
+            wire.OPEN_JOBS, topic, encode(JobStreamOptions(consumer, "n", 9)), encoding=encoding
+        )
+        rig.rest()
+        pushes.append(bytes(rig.heard[key][1].body))
+    events, lines = pushes
+    assert re.findall(rb"^data: (.+)$", events, re.M) == lines.split(b"\n")
+    assert len(lines.split(b"\n")) == count
 
 
 def test_a_queue_does_not_speak_of_what_a_cap_took() -> None:

@@ -105,6 +105,7 @@ class JobStreamOpening:
             self._options,
             services.now_us(),
             self._replied,
+            wire.EVENTS,
         )
 
     def _replied(self, reply: wire.Reply) -> None:
