@@ -748,11 +748,14 @@ class Appends:
         if command.if_empty and log.count:
             raise TopicNotEmpty(command.topic, log.count)
         op = Op(log, token, cmd.TopicDropped(command.topic, True), sync=True)
-        self.stage_drop(log, op)
         state.add_op(op)
+        self.stage_drop(log, op)
 
     def stage_drop(self, log: TopicLog, op: Op) -> None:
-        """Stage the drop of a topic. What features log because of it is in the same envelope."""
+        """Stage the drop of a topic. What features log because of it is in the same envelope.
+
+        The op was added before: replies that tell of the drop are held as long as it is pending.
+        """
         state = self.state
         # Not applied: a replay drops the topic before it begins.
         state.log_applied(frames.TOPIC_DELETE, log, None)

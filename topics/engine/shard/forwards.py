@@ -204,9 +204,9 @@ class Forwards:
         log = state.staged.get(command.source)
         op = Op(log if log is not None else self._no_topic, token, fwd.OutflowClosed(command.uid), sync=True)
         state.log_of_shard(frames.OUTFLOW_CLOSE, command.uid)
+        state.add_op(op)
         if command.undo:
             self._undo_topic(command.source, op)
-        state.add_op(op)
 
     def _apply_outflow_close(self, uid: int) -> None:
         outflow = self.outflows.pop(uid, None)
@@ -382,9 +382,9 @@ class Forwards:
         if log is not None and command.uid in (log.inflows or {}):
             state.log(frames.INFLOW_CLOSE, log, command.uid)
             state.touched[log.id] = log
+        state.add_op(op)
         if command.undo:
             self._undo_topic(command.topic, op)
-        state.add_op(op)
 
     @staticmethod
     def _apply_inflow_open(log: TopicLog, opened: InflowOpen, op: Op | None) -> None:
@@ -415,7 +415,6 @@ class Forwards:
             return
         if log.consumers is not None and log.consumers.named:
             return
-        op.log = log
         self.appends.stage_drop(log, op)
 
     def _forwards_of(self, log: TopicLog) -> list[tuple[int, str]]:

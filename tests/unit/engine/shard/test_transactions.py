@@ -444,6 +444,26 @@ def test_a_dropped_topic_takes_its_transactions_along() -> None:
     assert begin(h).state == "open"
 
 
+@pytest.mark.parametrize("request_of", ["stage", "commit"])
+def test_no_reply_tells_of_a_drop_before_it_is_in_the_log(request_of: str) -> None:
+    h, txn = filled()
+    (token,) = h.ask(
+        t.StageChunk("t", txn, "c", 0, Records([b'"c"']))
+        if request_of == "stage"
+        else t.CommitTransaction("t", txn, PARTS, 10_000)
+    )
+    (drop,) = h.ask(c.DropTopic("t"))
+    assert token not in h.replies and drop not in h.replies
+    h.power_cut()
+    h.open()
+    assert begin(h).txn == txn
+
+    (token,) = h.ask(t.StageChunk("t", txn, "c", 0, Records([b'"c"'])))
+    h.do(c.DropTopic("t"))
+    h.rest()
+    assert isinstance(h.replies[token], TopicNotFound)
+
+
 @pytest.mark.usefixtures("in_pieces")
 def test_a_drop_in_the_middle_of_a_commit() -> None:
     h, txn = filled()
