@@ -24,7 +24,7 @@ from topics.protocols.http.call import Services
 from topics.system import logs
 from topics.system.extras import install_command
 from topics.system.process import FrontSpec
-from topics.system.settings import Settings, wants_spans
+from topics.system.settings import Settings, hands_over, wants_spans
 
 if TYPE_CHECKING:
     from router.spans import Spans
@@ -61,7 +61,12 @@ async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> 
         lambda: time.time_ns() // 1_000_000,
     )
     spans = open_spans(spec.front)
-    server = Server(services, loop, Admission if spans is None else spans.admission)
+    server = Server(
+        services,
+        loop,
+        Admission if spans is None else spans.admission,
+        hands_over=hands_over(settings, os.environ),
+    )
     streams.fanout.buffered_bytes = server.buffered_bytes
     pressure = FrontPressure(
         client.core, now_us=now_us, later=services.later, buffered_share=server.buffered_share
@@ -75,6 +80,8 @@ async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> 
                 channel.send(Pong())
             case Peers(workers, outages):
                 client.set_peers(workers)
+                if server.handovers is not None:
+                    server.handovers.set_peers(workers)
                 client.core.outages = outages
             case Drain():
                 ended.set()

@@ -11,6 +11,7 @@ from typing import Any
 
 from router.connections.budget import ByteBudget
 from router.connections.connection import Connection
+from router.connections.handover import Handovers
 from router.connections.http2 import Http2Connection
 from topics.api.api_keys import parse_keys
 from topics.protocols.http.admission import Admission
@@ -32,7 +33,10 @@ class Server:
         services: Services,
         loop: asyncio.AbstractEventLoop,
         make_admission: Callable[..., Admission] = Admission,
+        *,
+        hands_over: bool = False,
     ) -> None:
+        """`hands_over`: workers may serve connections."""
         self.services = services
         self._loop = loop
         settings = services.settings
@@ -50,6 +54,12 @@ class Server:
         self.admission = make_admission(
             services, parse_keys(settings.api_keys), self.buffered_bytes, self._offload
         )
+        self.handovers = (
+            Handovers(services.shards.count, loop, self.now_us, self._take_back, settings.handover)
+            if hands_over
+            else None
+        )
+        self._taking_back: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
 
@@ -95,6 +105,21 @@ class Server:
         )
         self._sweep_timer = self._loop.call_later(SWEEP_EVERY_S, self._sweep)
 
+    def _take_back(self, sock: socket.socket, early: bytes, returns: int) -> None:
+        """Serve a connection that a worker has returned, with its unread bytes."""
+
+        async def connect() -> None:
+            try:
+                await self._loop.connect_accepted_socket(
+                    lambda: Connection(self, returns=returns, early=early), sock
+                )
+            except OSError:  # the client has disconnected
+                sock.close()
+
+        task = self._loop.create_task(connect())
+        self._taking_back.add(task)
+        task.add_done_callback(self._taking_back.discard)
+
     def new_http2_connection(self, transport: asyncio.Transport) -> Http2Connection:
         return Http2Connection(
             transport,
@@ -117,6 +142,8 @@ class Server:
     async def drain(self) -> None:
         """Stop accepting connections, and wait up to DRAIN_S for open requests."""
         self.services.draining = True
+        if self.handovers is not None:
+            self.handovers.drain()
         if self._listener is not None:
             self._listener.close()
         self.services.shards.end_polls(self.now_us() - LONG_POLL_GRACE_US)
@@ -127,6 +154,8 @@ class Server:
             self.services.shards.end_polls(self.now_us() - LONG_POLL_GRACE_US)
             await asyncio.sleep(0.02)
         await self._flush(give_up)
+        if self.handovers is not None:
+            self.handovers.close()
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         self._threads.shutdown(wait=False)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, cast
 
+from router.connections.handover import NEVER
 from router.connections.http2 import Http2Connection
 from router.connections.websockets import WebSocketSink
 from router.watch.sinks import (
@@ -24,6 +25,14 @@ from router.watch.sinks import (
 from topics.protocols.http.call import error_response
 from topics.protocols.http.exchange import Body, Request, Response, Stream, WebSocketHandler
 from topics.protocols.http1.framing import FramingError, Head
+from topics.protocols.http1.pace import (
+    BYTES_PER_S_MIN,
+    EOF_WAIT_US,
+    EVENTS_PER_TURN,
+    LINGER_US,
+    READ_AHEAD_MAX,
+    may_read_us,
+)
 from topics.protocols.http1.session import (
     BODY,
     CLOSED,
@@ -43,13 +52,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("topics.front")
 
-READ_AHEAD_MAX = 256 * 1024  # input buffered behind an open request
 JOIN_MAX = 64 * 1024  # a body up to this size is joined with its head into one write
-BYTES_PER_S_MIN = 16 * 1024  # minimum rate of senders and readers
 HOLD_FROM = 64 * 1024  # size from which an incomplete request counts towards the budget for request bodies
-LINGER_US = 2_000_000
-EVENTS_PER_TURN = range(64)  # of one connection that sends many requests at once; then others have their turn
-EOF_WAIT_US = 2_000_000  # how long a client that has closed its side may wait for a response
 
 
 class Connection(asyncio.Protocol):
@@ -62,23 +66,36 @@ class Connection(asyncio.Protocol):
         "_open",
         "_paused",
         "_refusal",
+        "_requests_before",
         "_server",
+        "_shard",
         "_sink",
         "_stalled_bytes",
         "_stalled_max",
         "_stalled_us",
+        "_streak",
         "_whole_bytes",
         "_yields",
         "active_us",
         "began_us",
+        "returns",
         "session",
         "transport",
     )
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, returns: int = 0, early: bytes = b"") -> None:
+        """`returns`: how often a worker has returned the connection; `early`: its unread bytes then."""
         self._server = server
         self.transport: asyncio.Transport | None = None
-        self.session = Http1Session(body_bytes_max=server.body_bytes_max, reads_plain=server.fast_path)
+        self.session = Http1Session(
+            body_bytes_max=server.body_bytes_max, reads_plain=server.fast_path, is_first=not returns
+        )
+        self.session.receive(early)
+        self.returns = returns
+        # It is handed over to the worker of a shard after that many requests in a row for its topics.
+        handovers = server.handovers
+        self._requests_before = handovers.requests_before(returns) if handovers is not None else NEVER
+        self._shard, self._streak = -1, 0
         self._http2: Http2Connection | None = None
         self._sink: ConnectionSink | None = None
         self._open: Request | None = None  # the request passed to admission
@@ -102,6 +119,8 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # those of uvloop are not a subclass
         self.active_us = self._server.now_us()
         self._server.connections.add(self)
+        if self.session.buffer:
+            self._yield()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -201,6 +220,8 @@ class Connection(asyncio.Protocol):
             for _ in EVENTS_PER_TURN:
                 if self.transport is None or (self._stalled_us and session.state is not BODY):
                     break
+                if self._streak >= self._requests_before and session.state is IDLE and self._hand_over():
+                    break
                 event = session.next_event(self.active_us)
                 if event is None:
                     break
@@ -299,12 +320,34 @@ class Connection(asyncio.Protocol):
             self._respond(refusal)
             return
         self._open = request
+        if self._requests_before is not NEVER:
+            self._count_streak(request)
         try:
             self._server.admission.handle(request, self._respond)
         except Exception:
             logger.exception("a request failed")
             if self.session.state is OPEN:
                 self._respond(error_response("internal", "the request failed; see the server's log"))
+
+    def _count_streak(self, request: Request) -> None:
+        handovers = self._server.handovers
+        assert handovers is not None
+        shard = handovers.shard_of(request.path) if request.method == b"POST" else -1
+        self._streak = self._streak + 1 if shard == self._shard else int(shard >= 0)
+        self._shard = shard
+
+    def _hand_over(self) -> bool:
+        """Let a worker serve the connection from here on, if the next request is one for it. It is between two requests."""
+        transport, handovers = self.transport, self._server.handovers
+        if not self.session.buffer or self._ended or self._held or self._refusal is not None:
+            return False
+        assert transport is not None and handovers is not None
+        if not handovers.give(self, self._shard if self._streak else None):
+            return False
+        self._clear_input()
+        self.transport = None
+        transport.abort()  # closes the descriptor of this process, not the connection
+        return True
 
     def _respond(self, response: Response) -> None:
         if self.transport is None or self.session.state is not OPEN:
@@ -489,7 +532,7 @@ class Connection(asyncio.Protocol):
         """The client reads too slowly, or not at all."""
         size = self._update_stalled()  # first: a stream may have written more since the last call
         read = self._stalled_max - size
-        return now_us - self._stalled_us > timeout_us + read * 1_000_000 // BYTES_PER_S_MIN
+        return now_us - self._stalled_us > may_read_us(timeout_us, read)
 
     def drain(self) -> None:
         """Start no further requests, because the server is stopping."""

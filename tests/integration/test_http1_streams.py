@@ -14,13 +14,14 @@ import pytest
 import uvloop
 
 from router.connections.budget import ByteBudget
-from router.connections.connection import LINGER_US, Connection
+from router.connections.connection import Connection
 from router.server import Server
 from router.watch.sinks import STREAM_STALL_US
 from tests.support.connection_bench import Admission, Transport, World, fast, others, rest, run, slow
 from tests.support.faults import fault
 from topics.protocols.http.call import Services
 from topics.protocols.http.exchange import Request, Respond, Response, Sink
+from topics.protocols.http1.pace import LINGER_US
 from topics.protocols.http1.session import CLOSED, STREAM
 from topics.system.settings import Settings
 

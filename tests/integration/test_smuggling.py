@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from router.connections.connection import READ_AHEAD_MAX
 from tests.support.faults import fault
 from tests.support.h2_client import Http2Client
 from tests.support.raw_http import Closed, RawClient, RawReply
 from tests.support.server import PATIENCE_S, Server, until
+from topics.protocols.http1.pace import READ_AHEAD_MAX
 from topics.protocols.http1.plain_head import read_plain_head
 
 BODY = b'{"records":[{"data":1}]}'

@@ -107,6 +107,10 @@ class ShardReport(msgspec.Struct, array_like=True):
     txn_committed: int = 0
     txn_expired: int = 0
     txn_left: int = 0  # files that could not be removed; removed at the next start
+    clients: int = 0  # connections that the worker serves itself
+    clients_taken: int = 0
+    clients_returned: int = 0
+    clients_refused: int = 0
 
     @property
     def topic_count(self) -> int:

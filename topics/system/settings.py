@@ -151,6 +151,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keepalive_ms: Annotated[int, _doc("idle time after which a connection is closed")] = 75_000
     request_timeout_ms: Annotated[int, _doc("maximum time for a request to arrive")] = 60_000
     fast_path: Annotated[bool, _doc("0: parse the head of every request in full; for debugging")] = True
+    handover: Annotated[
+        int,
+        _doc("a worker serves a connection from this request in a row for its topics on; 0: never", le=1000),
+    ] = 0
     otel: Annotated[
         bool | None, _doc("1: send request spans, configured by OTEL_… [if OTEL_… names a collector]")
     ] = None
@@ -205,6 +209,11 @@ def wants_spans(environ: Mapping[str, str]) -> bool:
         return wanted
     exporter = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     return exporter in ("", "otlp") and any(environ.get(name, "").strip() for name in _COLLECTORS)
+
+
+def hands_over(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Whether fronts hand connections over to workers. Not with request spans, which only fronts send."""
+    return settings.handover > 0 and not wants_spans(environ)
 
 
 def _can_trace() -> bool:

@@ -22,7 +22,7 @@ Receive = Callable[[int, bytes, wire.Buffer | None], None]  # shard, the parts o
 
 
 class PeerSockets:
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: select.poll) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], poller: select.epoll) -> None:
         self._context = context
         self._poller = poller
         self._peers: dict[int, Peer] = {}
@@ -75,7 +75,7 @@ class PeerSockets:
         fd = descriptor(socket)
         self._sockets[shard] = socket
         self._shards[fd] = shard
-        self._poller.register(fd, select.POLLIN)
+        self._poller.register(fd, select.EPOLLIN)
         return socket
 
     def _disconnect(self, shard: int) -> None:

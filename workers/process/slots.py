@@ -15,6 +15,7 @@ import msgspec
 
 from topics.engine.storage.layout import Layout
 from topics.link.control_channel import Outage, Peer
+from topics.link.handover import socket_path
 from topics.system.process import FrontSpec, WorkerSpec
 from workers.process.child import Child, Entry
 from workers.process.liveness import FAILING_FROM, Backoff
@@ -96,6 +97,7 @@ class WorkerSlot(Slot):
         super().vacate()
         self.listening = self.locked = self.copies_pending = False
         Path(self.peer.path).unlink(missing_ok=True)
+        Path(socket_path(self.peer.path)).unlink(missing_ok=True)
 
 
 class FrontSlot(Slot):

@@ -70,6 +70,7 @@ class Actions:
     sends: Sends = field(default_factory=list)
     wake_at_ms: int | None = None
     requests: list[Message] = field(default_factory=list)  # to other workers
+    local_replies: list[wire.Reply] = field(default_factory=list)  # to clients that this worker serves itself
 
 
 class NotReady(TopicsError):
@@ -80,6 +81,7 @@ DROP_RESULTS = (cmd.TopicDropped, con.ConsumerDropped)
 MARKS = wire.IGNORED | wire.LATE
 NO_DEADLINE_MS = 1 << 31  # for commands of the shard's own services
 SELF_PEER = b"\0own"  # sender of requests that this shard sends to itself
+LOCAL_PEER = b"\0clients"  # sender of the requests of clients that this worker serves itself
 # Requests of other workers that the engine executes.
 FROM_WORKERS = frozenset((wire.DEAD_LETTERS, wire.COPIES, wire.FORWARD_STEP))
 
@@ -158,6 +160,7 @@ class ShardCore:
         self._own_requests: dict[int, OnReply] = {}
         self._own_replies: deque[wire.Reply] = deque()
         self._own_number = 0
+        self._local_replies: list[wire.Reply] = []
         self._sync_delay_ms = 0  # of the sync whose replies are being sent
         self.rules: RuleService | None = None
         if engine.stats.shard == 0:
@@ -225,6 +228,10 @@ class ShardCore:
                 is_first = False
             self._accept(peer, request, now_us)
 
+    def receive_local(self, request: wire.Request) -> None:
+        """A request of a client that this worker serves itself. Its reply is in `Actions.local_replies`."""
+        self._accept(LOCAL_PEER, request, self._now_us())
+
     def _accept(self, peer: bytes, request: wire.Request, now_us: int) -> None:
         if request.op >= wire.READY and request.op not in FROM_WORKERS:
             self._handle_internal(peer, request)
@@ -243,7 +250,7 @@ class ShardCore:
             self._refuse_unread(peer, request, error)
         else:
             request.body = b""  # the command holds what it needs of it
-            if request.op == wire.CLAIM:
+            if request.op == wire.CLAIM and peer != LOCAL_PEER:
                 self._claimed_us[peer] = now_us
             entry = (peer, request, options, self._turn, command), command
             if request.op == wire.COPIES:
@@ -584,7 +591,8 @@ class ShardCore:
             probed |= dict.fromkeys(self._claimed_us)
         if probed:
             wake_at_ms = self._probe(probed, messages, now_us, wake_at_ms)
-        return Actions(jobs, messages, wake_at_ms, self.links.take_messages())
+        local, self._local_replies = self._local_replies, []
+        return Actions(jobs, messages, wake_at_ms, self.links.take_messages(), local)
 
     def _probe(
         self,
@@ -755,6 +763,9 @@ class ShardCore:
     ) -> None:
         if peer == SELF_PEER:
             self._own_replies.append(wire.Reply(request_id, code, kind, fields, body))
+            return
+        if peer == LOCAL_PEER:
+            self._local_replies.append(wire.Reply(request_id, code, kind, fields, body))
             return
         self._replies.add(peer, request_id, code, kind, fields, body)
 

@@ -1,6 +1,7 @@
 """The event loop of a shard worker: wait → drain the sockets → one turn → start its jobs → send.
 
-    front, other workers ──ROUTER──▶ ┐
+    clients handed over  ──TCP─────▶ ┐
+    front, other workers ──ROUTER──▶ │
     answers of workers   ──DEALER──▶ ├─ poll ─▶ ShardCore ─▶ replies, and requests to other workers
     supervisor           ──control─▶ │              │ jobs
     finished jobs        ──eventfd─▶ ┘    threads for syncs, rewrites, transactions, the cold tier, all other jobs
@@ -39,6 +40,7 @@ from topics.link.control_channel import (
 )
 from topics.link.sockets import NOBLOCK, NOBLOCK_MORE, descriptor, has_input, has_more
 from workers.peers.sockets import PeerSockets
+from workers.shard.connections import ClientConnections
 from workers.shard.core import Actions, ShardCore
 
 logger = logging.getLogger("topics.shard")
@@ -49,8 +51,13 @@ DRAIN_BYTES = 16 << 20
 ZERO_COPY_BYTES = 1 << 20  # below it a copy is cheaper than the notification that the buffer may be freed
 COPIES_DELAY_NS = 400_000  # copies leave the cores to earlier replies for this long
 POLL_MS_MAX = 3_600_000  # a poll timeout has 32 bits, and a consumer may expire in a month
+EVENTS_MAX = 64  # per poll. The kernel queues a reported descriptor behind the others, so all have their turn
+DRAIN_S = 10.0
+DRAIN_POLL_MS = 20
 RECOVERY_SLICE_S = 0.02  # between two polls of the sockets
 
+# Given the loop's epoll, and what wakes the loop.
+OpenClients = Callable[[select.epoll, Callable[[], None]], ClientConnections]
 Finished = tuple[Job, BaseException | None, float]  # job, its error, milliseconds
 
 
@@ -88,8 +95,17 @@ class JobThread:
 
 
 class ShardLoop:
-    def __init__(self, core: ShardCore, control: Channel, socket_path: str) -> None:
+    def __init__(
+        self,
+        core: ShardCore,
+        control: Channel,
+        socket_path: str,
+        open_clients: OpenClients | None = None,
+    ) -> None:
+        """`open_clients`: called once the shard is ready, if fronts may hand over connections."""
         self._core = core
+        self._open_clients = open_clients
+        self._clients: ClientConnections | None = None
         self._control = control
         self._context = zmq.Context(1)
         self._socket = self._open_socket(socket_path)
@@ -112,10 +128,10 @@ class ShardLoop:
         self._flushing_copies = False  # the supervisor waits until no copies are pending
         self._copies_pending: bool | None = None  # as last reported to it
         self._control_fd = control.fileno()
-        self._poller = select.poll()
+        self._poller = select.epoll()
         self._fds = (descriptor(self._socket), self._wake_fd, self._control_fd)
         for fd in self._fds:
-            self._poller.register(fd, select.POLLIN)
+            self._poller.register(fd, select.EPOLLIN)
         self._peers = PeerSockets(self._context, self._poller)
 
     def _open_socket(self, path: str) -> zmq.Socket[bytes]:
@@ -129,6 +145,9 @@ class ShardLoop:
 
     def _job_done(self, finished: Finished) -> None:
         self._finished.append(finished)
+        self._wake()
+
+    def _wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)
 
     # -- run -----------------------------------------------------------------------------------------------
@@ -139,6 +158,7 @@ class ShardLoop:
         while not self._stopping:
             self._wait()
             self._step()
+        self._drain_clients()
         self._close()
 
     def _recover(self) -> None:
@@ -161,6 +181,8 @@ class ShardLoop:
         gc.freeze()  # later collections skip it
         gc.enable()
         core.start()
+        if self._open_clients is not None:
+            self._clients = self._open_clients(self._poller, self._wake)
         self._control.send(Ready())
         fields = {
             "topics": core.engine.stats.topics,
@@ -173,15 +195,25 @@ class ShardLoop:
 
     def _wait(self) -> None:
         timeout_ms: int | None = None
-        if self._finished or self._core.needs_turn or self._core.has_large or self._has_messages():
+        clients = self._clients
+        if (
+            self._finished
+            or self._core.needs_turn
+            or self._core.has_large
+            or self._has_messages()
+            or (clients is not None and clients.has_work)
+        ):
             timeout_ms = 0
         elif self._wake_at_ms is not None:
             timeout_ms = max(0, self._wake_at_ms - time.monotonic_ns() // 1_000_000)
             timeout_ms = min(timeout_ms, POLL_MS_MAX)
+        if clients is not None and timeout_ms != 0 and (due_us := clients.wake_at_us()) is not None:
+            due_ms = max(0, due_us // 1000 + 1 - time.monotonic_ns() // 1_000_000)
+            timeout_ms = due_ms if timeout_ms is None else min(timeout_ms, due_ms)
         if self._copies_at_ns is not None and timeout_ms != 0:
             wait_ns = self._copies_at_ns - time.monotonic_ns()
-            if wait_ns > 0:  # poll has only milliseconds. Messages of other workers can wait that long, too
-                select.select(self._fds, (), (), wait_ns / 1e9)
+            if wait_ns > 0:  # epoll has only milliseconds
+                select.select((self._poller,), (), (), wait_ns / 1e9)
             timeout_ms = 0
         self._poll(timeout_ms)
 
@@ -190,7 +222,11 @@ class ShardLoop:
         return self._peers.has_messages or has_input(self._socket)
 
     def _poll(self, timeout_ms: int | None) -> None:
-        for fd, _ in self._poller.poll(timeout_ms):
+        clients = self._clients
+        ready = self._poller.poll(None if timeout_ms is None else timeout_ms / 1000, EVENTS_MAX)
+        if clients is not None:
+            clients.received_us = time.monotonic_ns() // 1000
+        for fd, events in ready:
             if fd == self._wake_fd:
                 # Reset here and not when the job is handled: it may have been handled before the eventfd was written,
                 # and an eventfd that stays readable would keep an idle shard spinning.
@@ -201,6 +237,8 @@ class ShardLoop:
                     self._poller.unregister(fd)
                     self._stopping = True
             else:
+                if clients is not None:
+                    clients.ready(fd, events)
                 self._peers.readable(fd)
 
     def _step(self) -> None:
@@ -208,6 +246,8 @@ class ShardLoop:
         core = self._core
         self._has_replied = False
         self._receive()
+        if self._clients is not None:
+            self._clients.run_due(self._clients.received_us)
         while self._finished:
             self._finish(*self._finished.popleft())
         if core.has_large:
@@ -235,6 +275,19 @@ class ShardLoop:
             return False
         self._copies_at_ns = None
         return True
+
+    def _drain_clients(self) -> None:
+        """Answer the open requests of clients that this worker serves itself."""
+        clients = self._clients
+        if clients is None:
+            return
+        clients.drain()
+        give_up = time.monotonic() + DRAIN_S
+        while not clients.is_drained and time.monotonic() < give_up:
+            self._poll(0 if self._core.needs_turn or self._finished else DRAIN_POLL_MS)
+            self._step()
+        clients.close()
+        self._clients = None
 
     def _close(self) -> None:
         """Finish running jobs, then the engine's last turn, then send the last replies."""
@@ -357,7 +410,7 @@ class ShardLoop:
             logger.critical("the shard is read-only until a restart", extra={"fields": {"reason": read_only}})
 
     def _send(self, actions: Actions) -> None:
-        self._has_replied = self._has_replied or bool(actions.sends)
+        self._has_replied = self._has_replied or bool(actions.sends) or bool(actions.local_replies)
         send = self._socket.send
         for peer, parts in actions.sends:
             try:
@@ -371,5 +424,7 @@ class ShardLoop:
                 if error.errno != zmq.EHOSTUNREACH:
                     raise
                 self._core.forget_peer(peer)  # that front is gone
+        if actions.local_replies and self._clients is not None:
+            self._clients.receive_replies(actions.local_replies)
         for shard, message in actions.requests:
             self._peers.send(shard, message)

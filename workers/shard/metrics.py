@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 from topics.engine.commands import consumers as con
@@ -45,6 +46,16 @@ class Timer:
         return Timed(self.buckets, self.micros)
 
 
+@dataclass(slots=True)
+class ClientCounts:
+    """Connections that fronts have handed over."""
+
+    open: int = 0
+    taken: int = 0
+    returned: int = 0
+    refused: int = 0  # because of the limit
+
+
 class ShardMetrics:
     def __init__(self, engine: ShardEngine, write_ns: Callable[[], int]) -> None:
         self._stats = engine.stats
@@ -54,6 +65,7 @@ class ShardMetrics:
         self.queue_depth = 0
         self.queue_depth_peak = 0
         self.turns = Timer()
+        self.clients = ClientCounts()
         self._deliveries = Timer()
         self._requests = {name: Timer() for name in OPERATIONS}
         self._by_op = {op: self._requests[name] for name, ops in OPERATIONS.items() for op in ops}
@@ -158,6 +170,10 @@ class ShardMetrics:
             txn_committed=counters["txn_committed"],
             txn_expired=counters["txn_expired"],
             txn_left=counters["txn_left"],
+            clients=self.clients.open,
+            clients_taken=self.clients.taken,
+            clients_returned=self.clients.returned,
+            clients_refused=self.clients.refused,
         )
 
 

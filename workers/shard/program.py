@@ -5,9 +5,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import resource
+import select
 import socket
 import sys
 import time
+from collections.abc import Callable
 
 from topics.api import limits
 from topics.api.api_keys import secrets_of
@@ -16,11 +19,13 @@ from topics.api.errors import TopicsError
 from topics.engine.runtime.engine import Engine
 from topics.engine.storage.layout import shard_dir
 from topics.link.control_channel import Channel, Drain, Failed, Locked, Message, Ping, Pong
+from topics.link.handover import socket_path
 from topics.system import logs
 from topics.system.process import WorkerSpec
-from topics.system.settings import Settings
+from topics.system.settings import Settings, hands_over
 from workers.shard import failpoints
 from workers.shard.caps import Caps
+from workers.shard.connections import ClientConnections, connections_max
 from workers.shard.core import ShardCore
 from workers.shard.failpoints import BadFailpoint, FailpointDisk
 from workers.shard.local_store import LocalSegmentStore, claim
@@ -171,7 +176,21 @@ def main(spec: WorkerSpec, control_socket: socket.socket) -> int:
         max_sessions_per_key=settings.max_watch_sessions_per_key,
         max_forwards=settings.max_routers,
     )
-    loop = ShardLoop(core, control, spec.path)
+
+    def open_clients(epoll: select.epoll, wake: Callable[[], None]) -> ClientConnections:
+        return ClientConnections(
+            core,
+            epoll,
+            settings,
+            path=socket_path(spec.path),
+            shard=spec.shard,
+            shards=spec.shards,
+            connections_max=connections_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            now_us=now_us,
+            wake=wake,
+        )
+
+    loop = ShardLoop(core, control, spec.path, open_clients if hands_over(settings, os.environ) else None)
     try:
         loop.handle_control(received)
         loop.run()

@@ -153,6 +153,7 @@ def as_text(totals: Totals) -> bytes:
     lines += _metric("topics_shard_pressure", "gauge", "Pressure of a shard, 0 to 1", by_shard)
     to_replay = [(f'shard="{report.shard}"', report.log_bytes) for report in totals.reports]
     lines += _metric("topics_log_bytes_to_replay", "gauge", "Log bytes since the last checkpoint", to_replay)
+    lines += _client_lines(totals)
     free = [("", totals.disk_free)] if totals.disk_free is not None else []
     lines += _metric("topics_disk_free_bytes", "gauge", "Free space on the disk of the data directory", free)
     lines += _tier_lines(totals)
@@ -278,6 +279,32 @@ def _head(name: str, kind: str, text: str) -> list[str]:
 
 def _braced(label: str) -> str:
     return f"{{{label}}}" if label else ""
+
+
+def _client_lines(totals: Totals) -> list[str]:
+    """Connections that fronts have handed over to workers."""
+
+    def rows(field: str) -> list[tuple[str, object]]:
+        return [(f'shard="{report.shard}"', getattr(report, field)) for report in totals.reports]
+
+    return [
+        *_metric(
+            "topics_shard_connections", "gauge", "Connections that a shard serves itself", rows("clients")
+        ),
+        *_metric("topics_handovers_total", "counter", "Connections taken from fronts", rows("clients_taken")),
+        *_metric(
+            "topics_handovers_returned_total",
+            "counter",
+            "Connections returned to fronts because of a request that the shard does not serve",
+            rows("clients_returned"),
+        ),
+        *_metric(
+            "topics_handovers_refused_total",
+            "counter",
+            "Connections not taken because the shard had too many",
+            rows("clients_refused"),
+        ),
+    ]
 
 
 def _tier_lines(totals: Totals) -> list[str]:

@@ -15,6 +15,7 @@ _REQUEST = re.compile(
     rb"(?:/diff|/claim|/ack|/consumers/[A-Za-z0-9][A-Za-z0-9._:-]{0,254}/(?:fetch|ack))?)(?:\?([A-Za-z0-9_=&.-]*))? HTTP/1\.1\r\n"
     rb"((?:[A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+)\r\n"
 )
+_TOPICS = b"POST /v0/topics/"
 _HEADER = re.compile(rb"([^:]+):[ \t]*([^\r\n]*?)[ \t]*\r\n")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _PLAIN = {
@@ -95,6 +96,16 @@ def find_plain_head(data: bytes) -> PlainHead | None:
                 _known_heads.clear()
             _known_heads[head] = plain
     return plain
+
+
+def may_become_plain(data: bytes) -> bool:
+    """Whether `data`, which has no plain head, may be the beginning of one."""
+    return data.startswith(_TOPICS[: len(data)]) and len(data) < HEAD_BYTES_MAX and data.find(b"\r\n\r\n") < 0
+
+
+def topic_of(path: bytes) -> bytes:
+    """The topic in the path of a plain head, where nothing is percent-encoded."""
+    return path[len(b"/v0/topics/") :].partition(b"/")[0]
 
 
 def read_plain_head(data: bytes) -> PlainHead | None:

@@ -68,7 +68,8 @@ class Http1Session:
         "state",
     )
 
-    def __init__(self, *, body_bytes_max: int, reads_plain: bool = True) -> None:
+    def __init__(self, *, body_bytes_max: int, reads_plain: bool = True, is_first: bool = True) -> None:
+        """`is_first`: the input begins with the first bytes of the connection."""
         self.body_bytes_max = body_bytes_max  # of a chunked body; others are known from their head
         self._reads_plain = reads_plain
         self.state = IDLE
@@ -79,7 +80,7 @@ class Http1Session:
         self._chunks: ChunkedBody | None = None  # instead, for a body of unknown length
         self._discards = False
         self._arrived = 0
-        self._is_first = True  # no head has been parsed yet
+        self._is_first = is_first  # no head has been parsed yet
 
     # -- figures -------------------------------------------------------------------------------------------
 

@@ -13,13 +13,7 @@ from typing import Any
 import pytest
 
 from router.connections.budget import ByteBudget
-from router.connections.connection import (
-    EVENTS_PER_TURN,
-    HOLD_FROM,
-    LINGER_US,
-    READ_AHEAD_MAX,
-    Connection,
-)
+from router.connections.connection import HOLD_FROM, Connection
 from tests.support.connection_bench import (
     BODY_BYTES_MAX,
     HEAD,
@@ -34,6 +28,7 @@ from tests.support.connection_bench import (
     slow,
 )
 from tests.support.faults import fault
+from topics.protocols.http1.pace import EVENTS_PER_TURN, LINGER_US, READ_AHEAD_MAX
 from topics.protocols.http1.session import CLOSED, DISCARD_MAX, IDLE
 
 # -- memory ------------------------------------------------------------------------------------------------
