@@ -23,9 +23,11 @@ from topics.protocols.http.query import (
 def write(call: Call, respond: Respond, encoding: int = wire.JSON) -> None:
     request, key = call.request, call.key
     pairs = parse_query(request.query) if request.query else {}
-    flags = 0 if flag(pairs, "return_seqs", True) else wire.NO_SEQS
-    if pairs and flag(pairs, "include_epoch", False):
-        flags |= wire.WITH_EPOCH
+    flags = 0
+    if pairs:
+        flags = 0 if flag(pairs, "return_seqs", True) else wire.NO_SEQS
+        if flag(pairs, "include_epoch", False):
+            flags |= wire.WITH_EPOCH
     args = None
     if key is not None:
         if "admin" not in key.scopes:
