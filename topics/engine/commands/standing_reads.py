@@ -1,6 +1,6 @@
 """Standing reads: reads that a shell leaves in the engine until there is something new.
 
-A feed leaves one again for each of its pages. It is no command, because nothing is executed while there is nothing new.
+A feed re-registers one after each of its pages. It is no command, because nothing is executed while there is nothing new.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log replay: the order of frames, and which of them a topic has already; `ShardState.appliers` knows what they change.
+"""Log replay: the order of frames, and which were already applied; `ShardState.appliers` knows what they change.
 
 Frames of a topic of class memory wait until it is first used (`TopicLog.deferred`), so that they do not delay the start.
 """

@@ -1,4 +1,4 @@
-"""What merges keep in the log and in snapshots. In replay a topic's rows are pointed at the merged segments. Live, `MergeCommitter` has their rows in memory."""
+"""What merges keep in the log and in snapshots. In replay a topic's rows are pointed at the merged segments. During normal operation, `MergeCommitter` has their rows in memory."""
 
 from __future__ import annotations
 
