@@ -179,7 +179,7 @@ def test_nothing_is_left_behind(run: Any) -> None:
     assert list((folder / "data").iterdir()) == []
 
 
-def test_what_the_instrumented_server_wraps_is_there() -> None:
+def test_instrumented_functions_exist() -> None:
     """The stage budget puts marks around methods of the server by name; in a process of its own, which stays wrapped."""
     wrap = "from peers.staged_server import *; m = Marks(); wrap_front(m); wrap_loop(m); wrap_engine(m); wrap_syncs(m)"
     done = subprocess.run(

@@ -191,7 +191,7 @@ def test_dedupe_node_switches_the_filter_off(shared_server: Server, topic: str) 
 @pytest.mark.parametrize("include_tags", [True, False])
 @pytest.mark.parametrize("include_meta", [True, False])
 @pytest.mark.parametrize("include_data", [True, False])
-def test_what_is_included(
+def test_optional_fields_are_included_on_request(
     shared_server: Server, topic: str, include_tags: bool, include_meta: bool, include_data: bool
 ) -> None:
     rows = [

@@ -120,7 +120,7 @@ def test_ids_name_all_topics(shared_server: Server, protocol: Protocol) -> None:
 @pytest.mark.parametrize("include_data", [None, False])
 @pytest.mark.parametrize("include_meta", [None, False])
 @pytest.mark.parametrize("include_tags", [None, True])
-def test_what_is_included(
+def test_optional_fields_are_included_on_request(
     shared_server: Server, topic: str, include_data: Any, include_meta: Any, include_tags: Any
 ) -> None:
     record = {"data": [1], "tag": "t", "meta": {"k": 1}, "node": "n"}

@@ -166,7 +166,9 @@ def test_the_node_of_a_batch(shared_server: Server, topic: str) -> None:
         ({"config": {"auto_create": True}, "create": False}, False),
     ],
 )
-def test_who_creates(shared_server: Server, topic: str, fields: Json, creates: bool) -> None:
+def test_create_option_decides_whether_a_write_creates(
+    shared_server: Server, topic: str, fields: Json, creates: bool
+) -> None:
     reply = shared_server.write(topic, 1, **fields)
     if creates:
         assert ok(reply, 201)["created"]

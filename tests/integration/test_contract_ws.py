@@ -213,7 +213,9 @@ def test_lenient_drops_unknown_topics(shared_server: Server, ws: WebSocket, topi
 @pytest.mark.parametrize(
     "fields", [{}, {"include_data": False}, {"include_meta": False}, {"include_tags": True}]
 )
-def test_what_is_included(shared_server: Server, ws: WebSocket, topic: str, fields: Json) -> None:
+def test_optional_fields_are_included_on_request(
+    shared_server: Server, ws: WebSocket, topic: str, fields: Json
+) -> None:
     record = {"data": [1], "tag": "t", "meta": {"k": 1}, "node": "n"}
     shared_server.post(f"/v0/topics/{topic}", {"records": [record, {"data": None}]})
     ws.ask("subscribe", topic=topic, **fields)

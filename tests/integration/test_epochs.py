@@ -131,7 +131,7 @@ def test_a_resumed_stream_is_told_that_a_topic_was_created_again(shared_server: 
 
 
 def test_a_stream_that_reported_a_new_topic_resumes_from_its_ids(shared_server: Server, topic: str) -> None:
-    """Also if the new cursor could be one of the old, longer topic; and another stream of the topic has its own ids."""
+    """The new cursor could be one of the old, longer topic. Another stream of the topic has its own ids."""
     other = f"{topic}.other"
     for name in (topic, other):
         ok(shared_server.write(name, 1, 2, 3, 4, 5), 201)

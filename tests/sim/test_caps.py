@@ -119,7 +119,7 @@ def test_while_the_catalog_is_down_a_grant_can_be_spent_but_nothing_more() -> No
 
 
 @fault("worker", "the catalog's worker dies while writes wait for it", "its successor answers them")
-def test_what_is_parked_over_the_catalog_s_death_is_carried_out_by_the_next() -> None:
+def test_parked_requests_survive_the_death_of_the_catalog() -> None:
     made = cluster(2, max_topics=10)
     fill(made, 9)
     made.kill(0)
@@ -148,7 +148,7 @@ def test_a_restart_changes_nothing_about_the_cap(shard: int) -> None:
     "the sync of a topic's creation fails, and the restart finds the topic in the log",
     "it had kept its place under the cap: no other topic has taken it",
 )
-def test_what_may_come_back_keeps_its_place() -> None:
+def test_topics_that_may_return_keep_their_share() -> None:
     made = cluster(2, max_topics=3)
     fill(made, 2)
     rig = made.rig(1)

@@ -139,7 +139,7 @@ def recorded(seed: int) -> History:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_what_a_real_shard_says_is_legal(seed: int) -> None:
+def test_answers_of_a_real_shard_are_legal(seed: int) -> None:
     history = recorded(seed)
     assert {event.kind for event in history.events} <= {"kill", "power"} and history.events
     assert sum(op.status is None for op in history.ops) == len(history.events)

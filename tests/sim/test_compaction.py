@@ -411,7 +411,7 @@ def test_a_crash_at_every_disk_call_of_it(how: str) -> None:
     assert call > 50
 
 
-def test_what_is_dead_is_counted_where_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_records_are_counted_only_in_changed_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic of many segments and one append: the checkpoint reads only the rows of the open segment."""
     h = Harness(RECLAIMING)
     h.put("t")

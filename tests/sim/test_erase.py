@@ -656,7 +656,7 @@ def test_erase_reaches_what_a_crash_left_half_written(how: str) -> None:
     "no byte of the entry that was cut off is left",
 )
 def test_erase_reaches_an_entry_behind_a_gap() -> None:
-    """It was cut off with the gap; the record has another seq now."""
+    """The entry was cut off with the gap; its record was written again with another seq."""
     cut_off = 0
     for seed in range(60):
         h = Harness(seed=seed)

@@ -49,7 +49,7 @@ EACH_DEST = pytest.mark.parametrize("dest", [FAR, NEAR], ids=["far", "near"])
 
 
 @EACH_DEST
-def test_what_is_written_after_a_rule_was_made_is_copied_in_order(dest: str) -> None:
+def test_writes_after_a_rule_is_created_are_copied_in_order(dest: str) -> None:
     made = cluster()
     write(made, SOURCE, ["before"])
     forward(made, SOURCE, dest)
@@ -93,7 +93,7 @@ def test_many_copies_are_urgent_and_few_are_not(dest: str) -> None:
 
 
 def test_copies_that_are_under_way_make_room_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of a round that takes many turns: a turn that answers sends none of them, the next one does."""
+    """A round of copies takes many turns: a turn that answers sends no copies, the next one does."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 4 * forwarder.BATCH_COST)
     made = cluster()
     for i in range(20):
@@ -194,9 +194,7 @@ def test_many_flows_to_one_shard_wait_in_line(monkeypatch: pytest.MonkeyPatch) -
 
 
 @EACH_DEST
-def test_what_is_on_its_way_to_a_shard_is_bounded_in_bytes(
-    dest: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_in_flight_to_a_shard_are_bounded(dest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarder, "BATCH_BYTES", 2_000)
     monkeypatch.setattr(forwarder, "BYTES_MAX", 4_000)
     made = cluster()
@@ -229,7 +227,7 @@ def test_a_slice_of_many_flows_leaves_room_for_others(monkeypatch: pytest.Monkey
     assert all(stored(made, name_on(0, f"dest-{i}-")) == 1 for i in range(20))
 
 
-def test_what_somebody_waits_for_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_a_read_waits_for_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A read of one of many dests of a source does not wait for copies to all the others."""
     monkeypatch.setattr(delivery, "TURN_ROOM", 1)
     monkeypatch.setattr(delivery, "ANSWER_ROOM", 1)
@@ -369,7 +367,7 @@ def test_copies_go_in_circles_for_a_while() -> None:
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_what_a_circle_has_lost_is_said_once(both: bool) -> None:
+def test_losses_in_a_cycle_are_announced_once(both: bool) -> None:
     """Each hole caused one more at the other end, endlessly, and the shards did nothing else."""
     made = cluster()
     put(made, SOURCE, cap_records=3)
@@ -624,7 +622,7 @@ def test_any_number_of_deaths_loses_and_doubles_nothing(seed: int, monkeypatch: 
         assert texts(made, dest) == numbered(1, written)
 
 
-def test_what_the_source_has_lost_is_said_at_the_dest() -> None:
+def test_losses_of_the_source_are_announced_at_the_dest() -> None:
     made = cluster()
     put(made, SOURCE, cap_records=3)
     forward(made, SOURCE, FAR)

@@ -296,7 +296,7 @@ def test_a_rotten_record_does_not_keep_back_the_other_letters() -> None:
 
 
 @EACH_TARGET
-def test_what_the_target_has_no_room_for_goes_back(target: str) -> None:
+def test_letters_that_a_full_target_refuses_are_returned(target: str) -> None:
     made = cluster(disks_with_letters(target, target_config=room(3)))
     settle(made)
     moved = texts(made, target)
@@ -330,7 +330,7 @@ def test_a_refusal_does_not_give_back_what_an_earlier_try_has_brought(
 
 @EACH_TARGET
 @pytest.mark.parametrize("seed", [3, 13])  # of what a power cut leaves
-def test_what_was_given_back_stays_so_when_the_next_letter_was_taken(target: str, seed: int) -> None:
+def test_a_returned_letter_stays_returned_after_the_next_is_accepted(target: str, seed: int) -> None:
     """The target forgets numbers below the last that it took: a dead letter that was refused before may never be sent
     again under its number, not even after a power cut.
     """

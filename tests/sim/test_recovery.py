@@ -426,7 +426,7 @@ def test_missing_segment_is_an_announced_loss(suffixes: list[str]) -> None:
 
 
 def test_lost_or_damaged_index_costs_no_record() -> None:
-    """Or if it does, the loss is announced: no record is lost without a tombstone."""
+    """No record is lost without a tombstone."""
     for damage in ("lose", "flip"):
         h = sealed(9)
         path = segment(h, 5, "idx")

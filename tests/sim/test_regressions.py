@@ -158,7 +158,7 @@ def test_an_erase_is_answered_when_the_disk_fails(number: int) -> None:
 
 @pytest.mark.parametrize("number", range(1, 12))
 def test_an_erase_that_fails_after_its_delete_was_seen(number: int) -> None:
-    """It was refused like a write that was never executed, while readers saw its delete."""
+    """Such an erase was refused like a write that was never executed, while readers saw its delete."""
     driver = started(1, topic=FSYNC)
     driver.send(d.append("topic", recs(b"1", b"2")))
     driver.drain()

@@ -96,7 +96,7 @@ def test_a_page_tells_how_many_cold_segments_it_read() -> None:
     ("retain", "size", "cold"),
     [(0, 0, 3), (1, 0, 2), (2, 0, 1), (4, 0, 0), (4, 1, 3), (4, 400, 2), (1, 9999, 2)],
 )
-def test_what_stays_hot_goes_by_segments_and_by_bytes(retain: int, size: int, cold: int) -> None:
+def test_hot_tier_is_bounded_by_segments_and_bytes(retain: int, size: int, cold: int) -> None:
     config = msgspec.structs.replace(TIERED, hot_retain_segments=retain, hot_retain_bytes=size)
     h = Harness(config, cold=ObjectStore())
     h.put("t", FSYNC)
@@ -176,7 +176,7 @@ def test_a_partly_dead_cold_segment_is_left_alone_and_a_dead_one_goes() -> None:
 
 
 def test_a_copy_of_a_move_that_was_not_finished_goes_with_its_hot_segment() -> None:
-    """It was copied, but no snapshot says so when the process dies; then its records are deleted before it is moved
+    """The segment was copied, but no snapshot says so when the process dies; then its records are deleted before it is moved
     again.
     """
     store = ObjectStore()
@@ -224,7 +224,7 @@ def test_a_dead_segment_in_the_middle_leaves_the_store_after_a_stop(how: str) ->
     assert h.seqs("t")[:6] == [1, 2, 3, 4, 9, 10]
 
 
-def test_what_explains_a_leftover() -> None:
+def test_leftover_files_are_explained() -> None:
     h = moved(ObjectStore())
     log = h.engine.shard.state.published["t"]
     metas = [chunk.meta for chunk in log.chunks if chunk.meta is not None and chunk.first_seq != 5]

@@ -104,7 +104,7 @@ def test_a_disk_that_runs_full_is_not_kept_waiting() -> None:
     assert moves(h) == 4
 
 
-def test_what_is_written_fast_moves_as_fast() -> None:
+def test_relocation_keeps_up_with_fast_writes() -> None:
     """About 200 KB a second are written for three minutes, and the rate limit is a hundredth of that: the backlog
     stays bounded.
     """
@@ -124,7 +124,7 @@ def test_what_is_written_fast_moves_as_fast() -> None:
     assert moves(h) >= 35, "of 45 segments, most must have moved"
 
 
-def test_who_waits_for_an_erase_does_not_wait_for_a_slow_move() -> None:
+def test_an_erase_does_not_wait_for_a_slow_relocation() -> None:
     h = filled(msgspec.structs.replace(PACED, relocate_bytes_per_s=0), segments=1)
     h.checkpoint()
     h.put("u", FSYNC)

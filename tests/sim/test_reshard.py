@@ -109,7 +109,7 @@ def test_an_empty_directory_changes_too() -> None:
     assert list(fleet.logs()) == ["t"]
 
 
-def test_what_is_written_afterwards_lasts() -> None:
+def test_writes_after_resharding_are_durable() -> None:
     fleet, _ = fleet_of()
     for shards in (3, 1, 4):
         fleet.reshard(shards)
@@ -158,7 +158,7 @@ def test_keys_are_remembered() -> None:
 
 
 def test_ids_are_never_given_again() -> None:
-    """Also ids of topics that were deleted, on shards that do not exist any more."""
+    """Ids of topics that were deleted on shards that no longer exist are not reused either."""
     fleet = Fleet(4)
     seen: set[int] = set()
     for round_, shards in enumerate((1, 5, 2, 3)):

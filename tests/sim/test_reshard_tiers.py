@@ -71,7 +71,7 @@ def test_cold_records_stay_where_they_are(in_reach: bool) -> None:
 
 
 @REACH
-def test_what_a_dropped_topic_left_there_goes(in_reach: bool) -> None:
+def test_cold_files_of_a_dropped_topic_are_removed(in_reach: bool) -> None:
     """The store was unavailable when the topic was dropped, so only a listing of the store shows what is left of it."""
     store = ObjectStore()
     fleet = tiered_fleet(store)

@@ -242,7 +242,7 @@ def test_a_death_at_any_step_leaves_all_of_a_rule_or_nothing(scene: str, who: st
     raise AssertionError("the shards always have more work to do")
 
 
-def test_what_was_acknowledged_survives() -> None:
+def test_acknowledged_rules_survive_a_crash() -> None:
     made = cluster()
     body_of(put(made, "r", NEAR, FAR, filter="a"), 201)
     put(made, "gone", NEAR, FAR_TOO)
@@ -313,7 +313,7 @@ def test_a_worker_that_dies_in_the_middle_and_stays_away() -> None:
     "503 with an unknown outcome; the change is made when it can be",
 )
 def test_a_change_that_a_worker_cannot_take_goes_on() -> None:
-    """It was refused with the worker's error, as if nothing had changed, but was executed a second later."""
+    """Such a change was refused with the worker's error, as if nothing had changed, but was executed a second later."""
     made = cluster()
     put(made, "r", FAR, NEAR, filter="a")
     made.disks[1].fail_at(1, errno.EIO, of="sync")
@@ -410,7 +410,7 @@ def test_an_outflow_of_a_pattern_that_is_missing_is_opened_again() -> None:
     assert rules(made) == ["p"]
 
 
-def test_what_belongs_to_no_rule_is_closed() -> None:
+def test_flows_without_a_rule_are_closed() -> None:
     made = cluster()
     put(made, "r", NEAR, FAR)
     step(made, 1, fwd.OpenInflow(FAR, 77, "stray"))

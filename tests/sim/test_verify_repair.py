@@ -162,7 +162,7 @@ def rotate(h: Harness, topic: str, first: int, count: int) -> None:
     "an entry rots in front of synced ones, then --repair",
     "what follows is kept; exactly the missing seqs are announced",
 )
-def test_what_follows_a_rotten_entry_is_kept() -> None:
+def test_entries_after_a_corrupt_one_are_kept() -> None:
     h = Harness(CONFIG)
     h.put("t", FSYNC)
     h.put("other", FSYNC)
@@ -528,7 +528,7 @@ def lights_out(h: Harness) -> None:
 )
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
 @pytest.mark.parametrize("seed", length.seeds(short=2, long=6))
-def test_what_a_rotten_byte_of_the_log_announces(seed: int, clean: bool) -> None:
+def test_losses_announced_for_a_corrupt_byte_of_the_log(seed: int, clean: bool) -> None:
     rng = random.Random(seed)
     h = Harness(CONFIG, seed=seed)
     topics = {"f": FSYNC, "d": DISK, "m": MEMORY}

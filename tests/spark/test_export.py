@@ -163,7 +163,7 @@ def test_damage_is_never_passed_over_silently(tier: ColdTier, tmp_path: Path) ->
 def test_files_that_are_merged_or_erased_meanwhile_are_for_later(
     tier: ColdTier, tmp_path: Path, capsys: pytest.CaptureFixture[str], skip: list[str]
 ) -> None:
-    """Also if damage is to be skipped: the records are in other files by now, and the next run has to find them."""
+    """Such files are not skipped as damage: their records are in other files by now, and the next run has to find them."""
     out = tmp_path / "lake"
     path = tier.folder / f"{tier.segments[0].name}.data"
     path.rename(tmp_path / "away")

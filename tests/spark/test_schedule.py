@@ -117,7 +117,7 @@ def test_times_that_never_come_are_refused(text: Any) -> None:
         Cron(text)
 
 
-def test_what_is_done_at_a_moment() -> None:
+def test_tasks_due_at_a_time() -> None:
     cron, handled = Cron("0 * * * *"), at("2026-11-17T02:00")
     look_at = lambda now: check_due(cron, handled_s=handled, window_s=600, now_s=at(now))  # noqa: E731
     assert look_at("2026-11-17T02:59").verdict == "wait"

@@ -90,7 +90,7 @@ def test_a_batch(spark: Any, server: Server, topic: str, delivery: str) -> None:
     assert len(read(server, topic)) == 40, "another run is another batch"
 
 
-def test_what_was_read_is_written_as_it_was(spark: Any, server: Server, topic: str) -> None:
+def test_records_are_written_as_they_were_read(spark: Any, server: Server, topic: str) -> None:
     """JSON stays JSON and bytes stay bytes, though both are read as binary."""
     source = f"{topic}.source"
     server.post(f"/v0/topics/{source}", {"records": [record(n) for n in range(1, 4)]})

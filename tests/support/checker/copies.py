@@ -326,7 +326,7 @@ class Flow:
         return any(c["discard"] == "reject" for c in configs) or self.copies.had_trouble(start, look.answered)
 
     def may_lack(self, one: Due, look: ReadTimes | Read) -> bool:
-        """Or may have lost it, being in memory, together with its position."""
+        """Whether the dest may lack a copy, or have lost it, being in memory, together with its position."""
         start = one.placed.sent.write.sent
         return self.may_be_stuck(one, look) or any(
             cut.kind in ("wipe", "fallback") and cut.end > start and cut.start < look.answered

@@ -129,7 +129,7 @@ def test_pages_that_are_listed() -> None:
     assert (rule.has_cors, origins().has_cors) == (True, False)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_origins_are_bounded() -> None:
     rule = origins("*")
     for number in range(2 * KNOWN_MAX):
         for _ in range(2):

@@ -89,7 +89,7 @@ def test_all_records_of_a_batch_get_it() -> None:
     assert metas(found) == [OWN, b'{"a":1,' + OWN[1:]]
 
 
-def test_what_is_there_stays_as_it_is_written() -> None:
+def test_existing_trace_headers_are_kept_unchanged() -> None:
     text = b'{"records":[{"data": 1,"meta":{ "b" : 1.50, "a":[] } }]}'
     found = records(text)
     assert metas(found) == [b'{ "b" : 1.50, "a":[] ,' + OWN[1:]]

@@ -198,7 +198,7 @@ def test_damage_anywhere_never_ends_it(data: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["absent", "file", "foreign"])
-def test_what_is_no_data_directory_is_refused(
+def test_a_folder_that_is_no_data_directory_is_refused(
     what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / what

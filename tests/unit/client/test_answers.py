@@ -26,7 +26,7 @@ def test_a_client_decodes_values_that_it_does_not_know() -> None:
     assert msgspec.convert({"replay": "backwards"}, answers.ConsumerConfig).replay == "backwards"
 
 
-def test_what_can_be_asked_for_can_be_said() -> None:
+def test_the_client_has_a_parameter_for_each_request_field() -> None:
     def names(kind: Any) -> set[str]:
         return {field.encode_name for field in msgspec.structs.fields(kind)}
 

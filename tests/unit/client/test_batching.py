@@ -42,7 +42,7 @@ def test_a_full_batch_is_due_at_once_and_the_next_one_begins() -> None:
     assert [batcher.take().parts, batcher.take().parts] == [[b"aaaa", b"bbbbbb"], [b"c"]]
 
 
-def test_what_does_not_fit_begins_another_one() -> None:
+def test_a_record_that_does_not_fit_begins_another_batch() -> None:
     batcher: Batcher[str] = Batcher("t", LONG)
     send(batcher, b"aaaa", 5.0)
     send(batcher, b"bbbbbbb", 5.2)
@@ -158,7 +158,7 @@ def test_a_batch_that_may_be_written_is_not_taken_apart() -> None:
     assert len(world.sent) == 2
 
 
-def test_what_waited_long_is_not_tried_as_long_again() -> None:
+def test_a_batch_that_waited_long_is_retried_for_less_time() -> None:
     world = ScriptedServer(*[errors.Disconnected("u", "gone", "none")] * 100)
     batcher: Batcher[str] = Batcher("t", LONG)
     send(batcher, b'{"data":1}', world.now - 50)

@@ -151,7 +151,7 @@ def test_it_gives_up_in_time_and_says_that_nobody_knows() -> None:
         (refusal(409, "of_tomorrow"), errors.Conflict),
     ],
 )
-def test_what_repeating_does_not_help_is_raised_at_once(answer: Response, kind: type) -> None:
+def test_errors_that_a_retry_cannot_fix_are_raised_at_once(answer: Response, kind: type) -> None:
     world = ScriptedServer(answer)
     with pytest.raises(kind) as caught:
         world.run(write(world.core, "t", 1))

@@ -291,7 +291,7 @@ def test_an_opening_that_is_not_answered_is_tried_with_another_session() -> None
     assert world.bodies[1] == {"a": {"from_seq": 1}}
 
 
-def test_what_ends_it_for_good() -> None:
+def test_errors_that_end_a_stream_for_good() -> None:
     refused = Response(403, b'{"error":{"code":"forbidden","message":"no"}}')
     world = ScriptedServer(refused)
     with pytest.raises(errors.Forbidden):

@@ -83,7 +83,7 @@ def test_any_cut_of_the_bytes_gives_the_same_messages(messages: list[Message], c
 
 
 @pytest.mark.parametrize("data", [b"\n", b"{}\n", b'{"op":"nonsense"}\n', b"x" * (LINE_BYTES_MAX + 1)])
-def test_what_is_no_message_is_an_error(data: bytes) -> None:
+def test_bytes_that_are_no_message_are_an_error(data: bytes) -> None:
     with pytest.raises(ValueError):
         LineBuffer().feed(data)
 

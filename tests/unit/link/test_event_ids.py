@@ -29,7 +29,7 @@ def made(seen: dict[str, int], save: int | None = None) -> str:
 
 
 @given(st.dictionaries(topic_names | odd_names, cursors, max_size=20), st.none() | cursors)
-def test_what_is_joined_decodes_back(seen: dict[str, int], save: int | None) -> None:
+def test_joined_event_ids_are_decoded_back(seen: dict[str, int], save: int | None) -> None:
     text = made(seen, save)
     assert "=" not in text
     assert event_ids.decode(text) == (save, seen)
@@ -121,7 +121,7 @@ def test_json_that_is_not_of_cursors_is_refused(value: dict[str, object]) -> Non
         "A" * (event_ids.ID_BYTES_MAX + 1),
     ],
 )
-def test_what_is_not_ours_is_nothing(text: str) -> None:
+def test_foreign_event_ids_are_ignored(text: str) -> None:
     assert event_ids.decode(text) is None
 
 

@@ -20,7 +20,7 @@ U8 = st.integers(0, 255)
 
 
 @given(U64)
-def test_what_was_taken(size: int) -> None:
+def test_window_updates_are_decoded(size: int) -> None:
     (request,) = wire.read_requests(wire.message_head(1) + wire.window_update(size))
     assert (request.op, wire.read_window_update(request.body)) == (wire.WINDOW_UPDATE, size)
     with pytest.raises(wire.BadMessage):
@@ -132,7 +132,7 @@ def test_an_item_cut_anywhere_is_refused(item: Any, pack: Any, read: Any) -> Non
 
 
 @BOTH
-def test_what_stands_before_a_cut_item_can_be_used(item: Any, pack: Any, read: Any) -> None:
+def test_items_before_a_truncated_one_are_usable(item: Any, pack: Any, read: Any) -> None:
     """The sender waits for answers to the complete items, and not for the rest."""
     whole = pack(item) + item.body
     items = read(wire.message_head(1) + whole + whole[:-1])

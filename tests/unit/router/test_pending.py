@@ -295,7 +295,7 @@ def test_a_question_lost_with_its_worker_has_no_outcome(op: int) -> None:
     "a worker dies before a request was sent to it",
     "the request is refused and never carried out later",
 )
-def test_what_was_not_sent_yet_is_never_sent_to_the_next_worker() -> None:
+def test_unsent_requests_are_never_sent_to_the_next_worker() -> None:
     core = core_with(1)
     lost = send(core), send(core, body=b"x" * wire.SEPARATE_BODY_BYTES)
     core.worker_down(0)
@@ -342,7 +342,7 @@ def test_ids_are_not_used_again() -> None:
 @fault(
     "link", "a worker does not answer in time", "the client gets an answer; a change has an unknown outcome"
 )
-def test_what_a_shard_says_of_a_stream_is_no_answer_to_a_request() -> None:
+def test_stream_messages_of_a_shard_are_no_replies() -> None:
     """Streams had numbers of their own: a write with the same number was answered with the message that a stream is
     to end.
     """
@@ -357,7 +357,7 @@ def test_what_a_shard_says_of_a_stream_is_no_answer_to_a_request() -> None:
     assert answers == [[]] * 6
 
 
-def test_what_waits_too_long_is_given_up() -> None:
+def test_requests_that_wait_too_long_are_given_up() -> None:
     core = core_with(2)
     old, question, young = send(core, at=0), send(core, 1, op=wire.DIFF, at=0), send(core, at=10)
     core.expire(GIVE_UP_US - 1)
@@ -456,7 +456,7 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def answer_some(self, data: st.DataObject) -> None:
-        """Also answers that a dead worker sent just before its end."""
+        """Answers include those that a dead worker sent just before its end."""
         shard, incarnation, number = data.draw(st.sampled_from(self.open))
         answer(self.core, shard, number, incarnation=incarnation)
 

@@ -37,9 +37,7 @@ def test_a_ratio_is_missed_by_what_is_beyond_its_bound() -> None:
     assert Guarded("a new row", 1.0, None, at_most=True).missed_by == 0
 
 
-def test_what_is_recorded_keeps_the_rows_that_were_not_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_recording_keeps_unmeasured_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stored = tmp_path / "quick.json"
     stored.write_text('{"a": 1.0, "b": 2.0}')
     monkeypatch.setattr(bench_quick, "EXPECTATIONS", stored)

@@ -200,7 +200,7 @@ def a_power_cut_takes_chunks_that_were_seen_and_they_come_again(server: BatchSer
 
 @CASES.is_legal
 def a_crash_takes_the_first_chunks_of_an_ephemeral_topic(server: BatchServer) -> None:
-    """It was decided, so all of them are appended again."""
+    """The batch was decided, so all chunks are appended again."""
     server.ask("put", durability="ephemeral")
     server.write(3)
     cut_short(server)
@@ -442,7 +442,7 @@ def test_legal(scenario: Any) -> None:
 
 
 @pytest.mark.parametrize(("rule", "scenario"), CASES.broken, ids=lambda part: getattr(part, "__name__", None))
-def test_broken(rule: str, scenario: Any) -> None:
+def test_each_violation_is_found(rule: str, scenario: Any) -> None:
     server = BatchServer()
     scenario(server)
     assert rule in server.rules()

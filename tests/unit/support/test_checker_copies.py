@@ -199,7 +199,7 @@ def test_a_full_dest_has_less_and_skips_nothing() -> None:
     assert_ok(server.history)
 
 
-def test_what_the_source_lost_is_a_hole_in_the_dest() -> None:
+def test_losses_of_the_source_are_holes_in_the_dest() -> None:
     server = RouterServer(source={"durability": "fsync", "cap_records": 2})
     server.route()
     server.write(1, "a")
@@ -299,7 +299,7 @@ def test_a_topic_takes_its_routers_with_it() -> None:
     assert_ok(server.history)
 
 
-def test_what_is_not_known_to_have_been_done_may_be_either() -> None:
+def test_an_unknown_outcome_may_be_either() -> None:
     server = RouterServer()
     server.lose(server.send("put_router", "r", source="a", dest="b"), executed=True)
     server.write(2, "a")
@@ -611,7 +611,7 @@ def test_too_many_of_a_circle() -> None:
     assert rules_of(server) == {"ring"}
 
 
-def test_what_the_checker_was_not_made_for() -> None:
+def test_unsupported_histories_are_refused() -> None:
     server = RouterServer()
     server.route(speed="fast")
     with pytest.raises(Unknown):

@@ -603,7 +603,7 @@ def test_legal(scenario: Scenario) -> None:
 @pytest.mark.parametrize(
     ("rule", "scenario"), cases.broken, ids=lambda value: getattr(value, "__name__", None)
 )
-def test_broken(rule: str, scenario: Scenario) -> None:
+def test_each_violation_is_found(rule: str, scenario: Scenario) -> None:
     server = ScriptedServer()
     scenario(server)
     assert rule in server.rules()

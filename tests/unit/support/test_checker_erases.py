@@ -37,7 +37,7 @@ BOTH = [b'{"w": "a-1", "i": 0, "of": 2', b'{"w": "a-1", "i": 1, "of": 2']
 
 
 @pytest.mark.parametrize("config", [FSYNC, DISK, DEFAULT])
-def test_what_was_alive_is_gone(config: Row) -> None:
+def test_erased_live_records_are_gone(config: Row) -> None:
     server = written(config)
     server.event("kill")
     assert expected(server, erase(server)) == BOTH
@@ -45,7 +45,7 @@ def test_what_was_alive_is_gone(config: Row) -> None:
 
 @pytest.mark.parametrize("config", [DISK, DEFAULT])
 @pytest.mark.parametrize("events", [("power",), ("error", "kill")])
-def test_what_a_crash_may_have_taken_is_not_expected(config: Row, events: tuple[str, ...]) -> None:
+def test_records_a_crash_may_have_taken_are_not_expected(config: Row, events: tuple[str, ...]) -> None:
     """The log may still contain it after the position where it was cut. No delete can name it any more."""
     server = written(config)
     for event in events:
@@ -53,13 +53,13 @@ def test_what_a_crash_may_have_taken_is_not_expected(config: Row, events: tuple[
     assert expected(server, erase(server)) == []
 
 
-def test_what_a_power_cut_cannot_take_is_expected() -> None:
+def test_records_a_power_cut_cannot_take_are_expected() -> None:
     server = written(FSYNC)
     server.event("power")
     assert expected(server, erase(server)) == BOTH
 
 
-def test_what_was_written_after_a_power_cut_is_expected() -> None:
+def test_records_written_after_a_power_cut_are_expected() -> None:
     server = written(DEFAULT)
     server.event("power")
     server.write(1, "fsync-too")
@@ -76,18 +76,18 @@ def test_a_topic_of_which_nobody_knows_who_made_it() -> None:
 
 
 @pytest.mark.parametrize("request_", [{"keep": 1}, {"match": "a*"}, {"before_seq": 1}, {"seqs": [7]}])
-def test_what_an_erase_does_not_name(request_: Row) -> None:
+def test_records_an_erase_does_not_name_are_not_expected(request_: Row) -> None:
     server = written(FSYNC)
     assert expected(server, erase(server, **request_)) == []
 
 
 @pytest.mark.parametrize("request_", [{"match": "b"}, {"match": "*"}, {"seqs": [1, 2]}])
-def test_what_an_erase_names(request_: Row) -> None:
+def test_records_an_erase_names_are_expected(request_: Row) -> None:
     server = written(FSYNC)
     assert expected(server, erase(server, **request_)) == BOTH
 
 
-def test_what_was_deleted_before_is_not_expected() -> None:
+def test_records_deleted_before_are_not_expected() -> None:
     server = written(FSYNC)
     server.ask("delete", "fsync-too", seqs=[1])
     assert expected(server, erase(server)) == []

@@ -478,7 +478,7 @@ BROKEN = [
 @pytest.mark.parametrize(
     ("rule", "scenario", "config"), BROKEN, ids=lambda part: getattr(part, "__name__", None)
 )
-def test_broken(rule: str, scenario: Any, config: Row) -> None:
+def test_each_violation_is_found(rule: str, scenario: Any, config: Row) -> None:
     server = JobServer(config)
     scenario(server)
     assert rule in server.rules()

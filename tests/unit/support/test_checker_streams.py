@@ -152,7 +152,7 @@ BROKEN: dict[str, tuple[str, Change]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken(name: str) -> None:
+def test_each_violation_is_found(name: str) -> None:
     rule, change = BROKEN[name]
     told = TwoConnections()
     change(told)
@@ -208,7 +208,7 @@ class Scene:
 
 
 @pytest.mark.parametrize(("start", "blamed"), [(1, set()), (0, {"lost"})])
-def test_what_was_left_out_before_the_filter_went_stays_out(start: int, blamed: set[str]) -> None:
+def test_records_filtered_before_the_filter_was_removed_stay_out(start: int, blamed: set[str]) -> None:
     """A page that starts after it shows that it was passed earlier; one that starts before it was read too late for
     that.
     """

@@ -100,7 +100,7 @@ def test_the_description_covers_every_variable() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "x", "-1", "1.5", "1e3", "0x10", "1_000", "٣", "9" * 30])
-def test_what_is_no_number_means_the_default(text: str) -> None:
+def test_non_numeric_value_uses_default(text: str) -> None:
     found = read(**dict.fromkeys(NUMBERS, text))
     assert {name: getattr(found, field(name)) for name in NUMBERS} == {
         name: DEFAULTS[name] for name in NUMBERS
@@ -400,7 +400,7 @@ KUBERNETES = {
 }
 
 
-def test_what_kubernetes_injects_is_ignored_without_complaint() -> None:
+def test_variables_injected_by_kubernetes_are_ignored_silently() -> None:
     assert texts(**KUBERNETES) == []
     assert read(**KUBERNETES) == read()
     assert read(**KUBERNETES, TOPICS_HOST="localhost:7").port == 7
@@ -465,7 +465,7 @@ def test_the_page_has_every_variable_its_default_and_links_that_lead_somewhere()
 @pytest.mark.parametrize(
     "name", ["TOPICS_URL", "TOPICS_TOKEN", "TOPICS_API_KEY", "TOPICS_CONFIG", "NO_COLOR"]
 )
-def test_what_the_page_says_of_the_command_is_read_somewhere(name: str) -> None:
+def test_documented_variables_of_the_command_are_read(name: str) -> None:
     package = configuration_page.PAGE.parents[1] / "topics"
     assert f"`{name}`" in configuration_page.TAIL
     read = [

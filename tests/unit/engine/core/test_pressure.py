@@ -63,7 +63,7 @@ def sampled() -> Sampled:
     ("figure", "bound", "expected"),
     [(0, 5, 0), (5, 5, 0), (10, 5, 0.5), (25, 5, 0.8), (100, 5, 0.95), (1e9, 5, 1.0)],
 )
-def test_what_a_figure_counts_for(figure: float, bound: float, expected: float) -> None:
+def test_pressure_of_a_figure(figure: float, bound: float, expected: float) -> None:
     assert overload(figure, bound) == pytest.approx(expected, abs=1e-6)
 
 

@@ -109,7 +109,7 @@ def test_a_band_in_which_nobody_waits_saves_nothing_up() -> None:
     assert 14 <= sum(str(name).startswith("high") for name in names) <= 17
 
 
-def test_what_was_used_too_much_is_taken_off_the_next_turns() -> None:
+def test_overuse_is_subtracted_from_the_next_turns() -> None:
     made = scheduler()
     add(made, "huge", 1000)
     for i in range(100):
@@ -201,7 +201,7 @@ def test_a_priority_that_falls_while_it_waits() -> None:
     assert entry.band == 3
 
 
-def test_those_who_have_left_leave_nothing_behind() -> None:
+def test_removed_topics_leave_nothing_behind() -> None:
     made = scheduler()
     for i in range(5_000):
         made.discard(add(made, f"t{i}", 100))

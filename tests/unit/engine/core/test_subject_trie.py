@@ -288,7 +288,7 @@ def test_the_cache_is_swept_at_its_bound_and_the_newest_stay() -> None:
     assert MATCHES_CACHED_SWEPT <= len(trie._cache) <= MATCHES_CACHED_MAX
 
 
-def test_who_left_is_let_go_after_a_bounded_number_of_changes() -> None:
+def test_removed_subscribers_are_released_after_a_bounded_number_of_changes() -> None:
     class Session:
         pass
 

@@ -33,7 +33,7 @@ def test_the_oldest_leave() -> None:
     assert held(cache, 5) == [0, 4]
 
 
-def test_what_somebody_has_yet_to_look_at_stays() -> None:
+def test_blocks_that_a_reader_still_needs_stay() -> None:
     """A claim read its blocks one turn after they had arrived. They were evicted by then, it fetched them again, and
     so on.
     """
@@ -59,7 +59,7 @@ def test_others_that_want_it_do_not_let_it_go() -> None:
     assert held(cache, 2) == [1]
 
 
-def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold_blocks, "COLD_HELD_BYTES_MAX", 25)
     cache = filled(5, 0)
     for number in range(5):
@@ -77,7 +77,7 @@ def test_a_topic_that_goes_takes_its_blocks_along() -> None:
     assert held(cache, 3) == []
 
 
-def test_those_with_a_name_find_what_they_waited_for() -> None:
+def test_named_waiters_find_their_blocks() -> None:
     """Two fetches for one claim: the first block must stay until the second has arrived and been read."""
     jobs: list[tuple[object, object]] = []
     cache = BlockCache(0)

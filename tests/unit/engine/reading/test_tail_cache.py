@@ -20,7 +20,7 @@ def test_an_entry_is_found_from_any_offset_inside_it() -> None:
     assert cache.find(1, 73, 1) == (b"abcdefghij", 9)
 
 
-def test_what_is_not_wholly_inside_one_entry_is_not_found() -> None:
+def test_a_range_across_entries_is_not_found() -> None:
     cache = TailCache(100)
     cache.add(1, 64, b"abcdefghij")
     cache.add(1, 120, b"klm")

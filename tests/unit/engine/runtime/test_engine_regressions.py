@@ -132,7 +132,7 @@ def test_close_refuses_while_jobs_are_out() -> None:
     [TopicConfig(durability="fsnyc"), TopicConfig(cap_records="4"), TopicConfig(cap_records=-1)],  # type: ignore[arg-type]
 )
 def test_a_config_that_could_not_be_read_back_is_refused(bad: TopicConfig) -> None:
-    """It was stored, and from then on the whole shard could not be opened."""
+    """Such a config was stored, and from then on the whole shard could not be opened."""
     h = Harness()
     h.refused(c.PutTopic("t", bad), InvalidRequest)
     h.refused(c.Append("t", c.Records([b"1"]), config=bad), InvalidRequest)
@@ -233,7 +233,7 @@ def test_a_seal_that_rots_costs_no_record() -> None:
     "a record rots under a running shard after it was read",
     "at the latest a minute later a read announces it as `corrupt`",
 )
-def test_what_was_right_once_is_checked_again() -> None:
+def test_verified_blocks_are_checked_again() -> None:
     """A block that was verified once was trusted as long as its file stayed open."""
     h = Harness()
     h.put("t")
@@ -662,7 +662,7 @@ def test_keys_of_records_in_ram_outlast_what_stores_those() -> None:
     assert [keyed(h, b"1"), keyed(h, b"3"), keyed(h, b"4")] == [(2, True), (3, True), (5, False)]
 
 
-def test_who_follows_a_topic_knows_what_recovery_has_put_off() -> None:
+def test_followers_of_a_topic_see_frames_that_recovery_deferred() -> None:
     """A feed began at the head of a topic whose last records were only replayed when a client read it."""
     h = Harness()
     h.put("t", TopicConfig(durability="memory"))

@@ -651,7 +651,7 @@ def test_wall_clock_set_forward_is_followed_slowly() -> None:
 @fault(
     "clock", "the machine comes back from a power cut with an early clock", "what had expired stays expired"
 )
-def test_what_expired_stays_expired_after_a_power_cut_with_an_early_clock() -> None:
+def test_expired_records_stay_expired_after_a_power_cut_with_an_early_clock() -> None:
     h = with_topics(t=TopicConfig(durability="fsync", ttl_ms=1_000))
     h.append("t", b"1")
     h.pass_time(1_001)
@@ -678,7 +678,7 @@ def test_read_of_a_ttl_topic_after_a_long_idle_waits_for_the_time_ceiling(comman
 
 
 @fault("clock", "a record expires, and the power fails before that is logged", "it does not come back")
-def test_what_a_listing_showed_as_expired_does_not_come_back() -> None:
+def test_records_listed_as_expired_do_not_come_back() -> None:
     h = with_topics(t=TopicConfig(durability="fsync", ttl_ms=6_000))
     h.append("t", b"1")
     h.rest()

@@ -104,7 +104,7 @@ def test_the_same_config_while_the_first_put_waits() -> None:
 
 
 def test_a_second_drop_is_answered_when_the_first_is_safe() -> None:
-    """It was answered at once that there is no such topic, but after a power cut there was."""
+    """The second drop was answered at once with "no such topic", but after a power cut the topic was there."""
     h = started()
     first, second = h.ask(c.DropTopic("t"), c.DropTopic("t"))
     assert second not in h.replies
@@ -122,7 +122,7 @@ def test_a_second_drop_is_as_unknown_as_the_first() -> None:
 
 @fault("log file", "the next log file cannot be made while a batch is staged", REFUSED)
 @pytest.mark.parametrize("how", ["kill_and_open", "power_cut"])
-def test_what_was_only_staged_is_refused_and_never_seen(how: str) -> None:
+def test_staged_changes_are_refused_and_never_seen(how: str) -> None:
     """The third write needs a log file of its own: creating it fails before anything of the turn was written."""
     h = started()
     h.ask(append("t", b"parked"))
@@ -141,7 +141,7 @@ def test_what_was_only_staged_is_refused_and_never_seen(how: str) -> None:
     )
 
 
-def test_what_waits_for_its_sync_is_unknown_when_a_log_file_cannot_be_made() -> None:
+def test_changes_that_wait_for_a_sync_are_unknown_if_a_log_file_cannot_be_created() -> None:
     h = started()
     (parked,) = h.ask(append("t", b"parked"))
     h.disk.fail_at(1, errno.EIO, of="allocate")

@@ -28,7 +28,7 @@ def test_a_queue_is_reported_with_its_jobs_and_counts_towards_the_caps() -> None
     assert (stats.topics, stats.records_live, stats.read_only, stats.is_full) == (1, 3, None, False)
 
 
-def test_what_is_known_of_a_topic_is_none_or_empty_if_there_is_no_such_topic() -> None:
+def test_stats_of_an_unknown_topic_are_none_or_empty() -> None:
     stats = Harness().engine.stats
     assert stats.topic_id("t") is None and stats.leases_of("t", "c", 1) is None
     assert stats.inflow_total("t", 1) is None and not list(stats.inflows("t"))

@@ -258,7 +258,7 @@ def test_deliver_last_of_what_is_live() -> None:
 
 
 @pytest.mark.parametrize("end", [LeaseHarness.restart, LeaseHarness.kill_and_open])
-def test_what_it_begins_with_is_remembered(end: Callable[[LeaseHarness], None]) -> None:
+def test_records_chosen_at_the_start_are_remembered(end: Callable[[LeaseHarness], None]) -> None:
     h = LeaseHarness(log())
     tagged(h, ["a", "b", "a", "c", None])
     h.make(deliver="last_per_tag")
@@ -308,7 +308,7 @@ def test_filters(filter: tuple[tuple[str, str], ...], got: list[int]) -> None:
     assert h.look().ack_floor == 8, "records that do not match need no ack"
 
 
-def test_what_does_not_match_is_passed_by_in_any_number() -> None:
+def test_any_number_of_filtered_records_is_skipped() -> None:
     h = LeaseHarness(log())
     h.make(filter=(("Eq", "rare"),))
     for _ in range(3):
@@ -342,7 +342,7 @@ def test_explicit_acks_move_the_floor() -> None:
     assert h.look().acked == 4
 
 
-def test_what_was_acked_does_not_come_again() -> None:
+def test_acked_records_are_not_delivered_again() -> None:
     h = with_consumer(3)
     fetched(h)
     h.ack(2, consumer="c")

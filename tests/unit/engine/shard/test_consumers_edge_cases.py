@@ -72,7 +72,7 @@ class Rig(Harness):
 # ---- changes of the configuration with leases
 
 
-def test_what_comes_back_is_done_when_acks_were_given_up() -> None:
+def test_redelivered_records_are_settled_after_acks_were_given_up() -> None:
     h = Rig(3)
     h.make(max_ack_pending=1)
     assert h.got() == [1]
@@ -210,7 +210,7 @@ def test_a_job_is_not_done_before_the_queue_is_done_with_it() -> None:
     assert h.got(9, consumer="", node=B) == [2, 3]
 
 
-def test_what_a_reset_passes_over_goes() -> None:
+def test_records_that_a_reset_skips_are_removed() -> None:
     h = Rig(10, retention="interest")
     h.make()
     assert h.got(2) == [1, 2]

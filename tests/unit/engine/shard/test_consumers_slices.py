@@ -158,7 +158,7 @@ def test_with_too_many_long_commands_a_change_changes_nothing_and_leases_of_a_lo
     assert found.leases_of(7) == 0
 
 
-def test_what_only_a_dropped_consumer_needed_goes_in_slices() -> None:
+def test_records_only_a_dropped_consumer_needed_are_removed_in_slices() -> None:
     h = with_many_tags(retention="interest")
     h.make("slow")
     h.make("fast")
@@ -173,7 +173,7 @@ def test_what_only_a_dropped_consumer_needed_goes_in_slices() -> None:
 
 
 @pytest.mark.parametrize("end", ["kill_and_open", "power_cut", "restart"])
-def test_what_was_not_gone_at_the_end_goes_after_it(end: str) -> None:
+def test_unfinished_removals_continue_after_a_restart(end: str) -> None:
     h = with_many_tags(retention="interest")
     h.make("slow")
     h.make("fast")

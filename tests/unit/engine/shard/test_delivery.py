@@ -81,7 +81,7 @@ def test_the_top_band_goes_first(rig: FeedRig, monkeypatch: pytest.MonkeyPatch) 
     assert [name for name in order if name != "high"] == names
 
 
-def test_what_a_turn_has_no_room_for_comes_in_the_next_without_a_request(
+def test_deliveries_beyond_a_turn_s_budget_come_in_the_next_turn(
     rig: FeedRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"t{i}" for i in range(10)]

@@ -79,7 +79,7 @@ def test_a_dest_that_must_be_there_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("used", [False, True])
-def test_what_was_made_for_a_refused_rule_goes_unless_it_was_used(used: bool) -> None:
+def test_topics_created_for_a_refused_rule_are_removed_unless_used(used: bool) -> None:
     pair = Pair()
     pair.open()
     if used:
@@ -384,7 +384,7 @@ def test_a_checkpoint_keeps_holes_that_are_not_visible_yet() -> None:
     assert pair.dest.gaps("dst") == [(2, 5, "source_trim")]
 
 
-def test_what_the_source_evicted_first_becomes_announced_holes() -> None:
+def test_records_evicted_at_the_source_become_announced_holes() -> None:
     pair = Pair()
     pair.source.put("src", TopicConfig(cap_records=2, durability="fsync"))
     forward = pair.open()
@@ -402,7 +402,7 @@ def test_what_the_source_evicted_first_becomes_announced_holes() -> None:
     assert pair.mark(forward) == 7
 
 
-def test_what_was_deleted_at_the_source_is_silent() -> None:
+def test_records_deleted_at_the_source_are_skipped_silently() -> None:
     pair = Pair()
     forward = pair.open()
     pair.source.append("src", b"1", b"2", b"3")

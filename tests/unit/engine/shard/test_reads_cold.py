@@ -70,7 +70,7 @@ def test_a_slow_move_holds_up_no_checkpoint_and_no_erase_of_others() -> None:
 
 
 @pytest.mark.parametrize("asked", ["erase", "snapshot"])
-def test_who_waits_is_served_between_two_moves(asked: str) -> None:
+def test_waiting_readers_are_served_between_two_relocations(asked: str) -> None:
     """A topic with a long backlog, as after a start with a new cold tier, and something else to do in another one."""
     h = moved(ObjectStore())
     h.put("long", FSYNC)

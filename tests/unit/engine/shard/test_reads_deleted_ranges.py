@@ -122,7 +122,7 @@ def test_of_a_topic_that_is_not_loaded() -> None:
     assert listed(h) == [(2, 3), (7, 7)]
 
 
-def test_what_is_refused() -> None:
+def test_invalid_requests_are_refused() -> None:
     h = with_topic()
     h.refused(c.ListDeleted("absent"), TopicNotFound)
     for command in (c.ListDeleted("t", -1), c.ListDeleted("t", 0, -1)):

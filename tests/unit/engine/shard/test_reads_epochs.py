@@ -148,7 +148,7 @@ def test_a_reader_of_an_old_epoch_hears_of_all_that_went_back_since() -> None:
     assert [told(read(h, "e", 12, epoch)) for epoch in epochs] == [(6, 12, "crash", 6), (8, 12, "crash", 8)]
 
 
-def test_what_a_cap_took_of_the_seqs_that_were_given_twice_is_announced_next() -> None:
+def test_evicted_records_with_reused_seqs_are_announced_next() -> None:
     h = Harness()
     h.put("e", TopicConfig(durability="ephemeral", cap_records=2))
     old = h.state("e").epoch

@@ -217,7 +217,7 @@ def test_from_ts_skips_over_deleted_records() -> None:
     assert (page.seqs, page.next_from_seq) == ([], 12)
 
 
-def test_what_was_lost_is_told_when_all_that_lives_is_young_enough() -> None:
+def test_losses_are_announced_if_all_live_records_are_recent_enough() -> None:
     h, times = with_times(TopicConfig(durability="fsync", cap_records=5))
     for from_ts, told in ((times[1], True), (times[2], True), (times[2] + 1, False), (times[3], False)):
         assert (h.diff("t", from_ts=from_ts).tombstone is not None) is told

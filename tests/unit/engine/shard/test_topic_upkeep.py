@@ -106,7 +106,7 @@ def test_a_topic_that_cannot_be_read_is_an_error_for_all_who_wait_and_is_tried_a
     assert h.rows("t") == rows
 
 
-def test_who_went_away_meanwhile_is_not_served() -> None:
+def test_readers_that_left_are_not_served() -> None:
     h = Harness()
     stored(h)
     h.restart()
@@ -317,7 +317,7 @@ def test_a_snapshot_of_a_topic_that_is_evicting_brings_nothing_back(turns: int) 
     h.engine.check_invariants()
 
 
-def test_what_a_failed_commit_was_to_evict_stays() -> None:
+def test_a_failed_commit_evicts_nothing() -> None:
     h = Harness(ROOMY)
     count = filled(h, TopicConfig())
     h.rest()

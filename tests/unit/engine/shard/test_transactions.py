@@ -363,7 +363,7 @@ def test_idle_producers_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- metrics
 
 
-def test_what_is_open_staged_and_committed_is_counted(in_pieces: None) -> None:
+def test_open_staged_and_committed_transactions_are_counted(in_pieces: None) -> None:
     h, txn = filled()
     (name,) = staged_files(h)
     size = h.disk.size(h.disk.open(f"{h.topic_dir('t')}/{name}")) - HEADER_BYTES
@@ -510,7 +510,7 @@ def test_open_transactions_survive(config: TopicConfig, how: str) -> None:
     assert payloads(h) == [*EXPECTED, *named("c", 0)]
 
 
-def test_what_was_acked_survives_a_power_cut_if_the_class_says_so() -> None:
+def test_acked_commits_survive_a_power_cut_if_the_class_promises_it() -> None:
     for seed in range(20):
         h = Harness(seed=seed)
         h.put("t", FSYNC)

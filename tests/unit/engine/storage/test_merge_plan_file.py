@@ -74,7 +74,7 @@ def test_bounds() -> None:
 @given(
     st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 120), st.integers(0, 120)))), st.integers(1, 200)
 )
-def test_what_is_chosen_is_in_order_and_fits(sizes: list[tuple[int, int] | None], target: int) -> None:
+def test_chosen_segments_are_in_order_and_fit(sizes: list[tuple[int, int] | None], target: int) -> None:
     candidates = row(*[None if size is None else (max(size), min(size)) for size in sizes])
     end = 0
     for first, stop in chosen(candidates, target_bytes=target):

@@ -33,7 +33,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SegmentStore:
     return DiskSegmentStore(SimDisk(1)) if request.param == "sim" else ObjectStore()
 
 
-def test_what_was_put_is_read(store: SegmentStore) -> None:
+def test_stored_objects_are_read_back(store: SegmentStore) -> None:
     store.put(KEY, [b"abc", b"", b"defg"])
     assert store.exists(KEY)
     assert store.length(KEY) == 7
@@ -218,7 +218,7 @@ def test_a_crash_at_every_call(how: str) -> None:
         assert store.read_range(KEY, 0, 100) == b"new content"
 
 
-def test_what_was_done_outlives_a_power_cut() -> None:
+def test_completed_operations_survive_a_power_cut() -> None:
     for seed in range(30):
         disk = SimDisk(seed)
         store = DiskSegmentStore(disk)

@@ -138,7 +138,7 @@ def test_other_names_are_not_segments(name: str) -> None:
 
 
 @given(batches, st.booleans(), st.integers(0, 99))
-def test_what_is_appended_and_synced_reads_back_after_a_power_cut(
+def test_synced_rows_are_read_back_after_a_power_cut(
     batches: list[tuple[list[bytes], list[bytes], list[bytes], list[tuple[int, int]]]],
     reopen: bool,
     seed: int,

@@ -152,7 +152,7 @@ def test_a_scan_finds_all_that_was_written(contents: list[bytes], rest: int) -> 
     assert (found.salt, found.number, found.path) == (SALT, 1, "w")
 
 
-def test_what_wal_writes_a_scan_finds() -> None:
+def test_a_scan_finds_what_the_wal_writes() -> None:
     disk = SimDisk(1)
     wal = new_wal(disk)
     file = begin(wal)

@@ -144,7 +144,7 @@ def stored(disk: SimDisk) -> dict[str, SessionRow]:
 
 
 @given(st.lists(rows, max_size=5, unique_by=lambda row: row.wid), st.lists(groups, max_size=5))
-def test_what_is_written_is_read_back(sessions: list[SessionRow], group_rows: list[GroupRow]) -> None:
+def test_stored_sessions_are_read_back(sessions: list[SessionRow], group_rows: list[GroupRow]) -> None:
     disk = shard_disk()
     session_file.write(disk, DIR, WatchRows(sessions, group_rows))
     last = {(group[0], group[2]): group for group in group_rows}
@@ -160,7 +160,7 @@ def test_noise_is_refused(noise: bytes, framed: int) -> None:
         list(read_entries(disk, PATH))
 
 
-def test_what_is_written_is_read_after_a_power_cut() -> None:
+def test_stored_sessions_survive_a_power_cut() -> None:
     disk = shard_disk()
     assert session_file.read(disk, DIR) is None
     for n in (3, 1, 0):
@@ -209,7 +209,7 @@ VERSION_1 = (
 )
 
 
-def test_what_version_2_has_written_is_read() -> None:
+def test_files_of_version_2_are_read() -> None:
     """Written by the first program with this version: a base of two sessions and a group, and an appended change."""
     disk = shard_disk()
     overwrite(disk, PATH, bytes.fromhex(VERSION_2))
@@ -285,7 +285,7 @@ def test_the_file_is_written_anew_when_what_was_appended_outgrows_it(monkeypatch
     assert stored(disk) == table.content()
 
 
-def test_what_waits_for_a_disk_that_stands_still_is_bounded() -> None:
+def test_pending_saves_to_a_stalled_disk_are_bounded() -> None:
     table = Table(shard_disk())
     table.create("w", names=100)
     table.save()
@@ -325,7 +325,7 @@ def test_rows_that_many_sessions_need_at_once_are_encoded_in_turns() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_saves_are_read_as_the_table_is(seed: int) -> None:
-    """Also for a table of which a save takes only a part: the rest is as it was."""
+    """A save may take only a part of the table: the rest is as it was."""
     rng = random.Random(seed)
     disk = shard_disk(seed)
     table = Table(disk)
@@ -599,7 +599,7 @@ def test_verify_and_a_start_know_the_file() -> None:
     assert d.verify().findings == []
 
 
-def test_what_a_crash_left_of_a_writing_is_harmless() -> None:
+def test_a_partial_write_left_by_a_crash_is_harmless() -> None:
     d = rich(clean=False)
     overwrite(d.disk, PATH + TEMP_SUFFIX, b"half")
     assert [(finding.kind, finding.path) for finding in d.verify().findings] == [

@@ -301,7 +301,7 @@ def test_wrong_arguments(arguments: list[str]) -> None:
     assert main(["inspect", *arguments]) == 2
 
 
-def test_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_files_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "absent", tmp_path, tmp_path / "pipe", Path("/dev/null")):
         assert main(["inspect", str(path)]) == 3

@@ -125,7 +125,7 @@ def test_a_snapshot_keeps_keys_of_records_in_ram_only_when_it_has_those() -> Non
     assert kept(stores_ram=False) == [b"a", b"b"]
 
 
-def test_what_is_forgotten_is_not_kept_as_a_key_in_ram() -> None:
+def test_forgotten_keys_are_not_kept_in_ram() -> None:
     window = DedupeWindow()
     window.add(b"a", (1, 1, 1000), window_ms=100, in_ram=True)
     window.add(b"b", (2, 1, 1101), window_ms=100, in_ram=True)

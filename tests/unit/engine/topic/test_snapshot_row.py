@@ -47,7 +47,7 @@ def captured(log: TopicLog, row: TopicRow, parts: Iterable[RowPart]) -> TopicRow
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_what_is_restored_is_captured_again(row: TopicRow) -> None:
+def test_a_restored_row_is_captured_unchanged(row: TopicRow) -> None:
     state = new_state()
     # Whether records have TTLs, and which keys are still in their window, depends on records and time; leases are stored
     # only if they are durable.

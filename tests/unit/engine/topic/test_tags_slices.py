@@ -203,7 +203,7 @@ def test_it_ends_with_the_log(small_slices: None) -> None:
 
 
 def test_a_change_does_not_go_on_once_the_shard_is_read_only(small_slices: None) -> None:
-    """Also one that was waiting for its topic, and not queued, when the log failed."""
+    """The change was waiting for its topic, and not queued, when the log failed."""
     h = filled()
     (token,) = h.ask(c.Delete("t", match=ALL))
     h.engine.shard.state.read_only = "the disk is gone"
@@ -211,7 +211,7 @@ def test_a_change_does_not_go_on_once_the_shard_is_read_only(small_slices: None)
     assert isinstance(h.replies[token], ShardReadOnly)
 
 
-def test_those_of_a_client_that_is_gone_end_and_erase_what_they_deleted(small_slices: None) -> None:
+def test_long_deletes_of_a_lost_client_end_and_erase_what_they_deleted(small_slices: None) -> None:
     h = filled()
     (token,) = h.ask(c.Delete("t", match=ALL, erase=True))
     while h.state("t").count == MANY:

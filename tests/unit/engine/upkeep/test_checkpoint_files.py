@@ -56,7 +56,7 @@ def test_files_of_an_evicted_segment_stay_while_a_kept_snapshot_names_it() -> No
 
 
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
-def test_what_was_emptied_while_a_checkpoint_ran_goes_also_after_a_crash(how: str) -> None:
+def test_segments_emptied_during_a_checkpoint_are_removed_after_a_crash(how: str) -> None:
     """The snapshot includes the delete, but still names the segment: replay has nothing to find."""
     h = filled(10)
     h.checkpoint()

@@ -92,7 +92,7 @@ def test_checkpoints_go_on_when_nothing_is_quick() -> None:
         assert checkpoints(h) == number
 
 
-def test_what_came_during_a_checkpoint_is_not_covered_by_it() -> None:
+def test_writes_during_a_checkpoint_are_not_covered_by_it() -> None:
     h = begun(SMALL)
     h.append("t", PAYLOAD)
     h.engine.checkpoint()
@@ -106,7 +106,7 @@ def test_what_came_during_a_checkpoint_is_not_covered_by_it() -> None:
 
 
 @pytest.mark.parametrize("how", ["kill", "power"])
-def test_what_a_start_has_read_counts(how: str) -> None:
+def test_log_bytes_read_at_a_start_count(how: str) -> None:
     h = begun(SMALL)
     h.put("s", FSYNC)
     for _ in range(30):

@@ -26,7 +26,7 @@ def members(*parts: bytes) -> bytes:
         (members(*[b"a"] * GUNZIP_MEMBERS_MAX), b"a" * GUNZIP_MEMBERS_MAX),
     ],
 )
-def test_what_gzip_makes(body: bytes, decoded: bytes) -> None:
+def test_gzip_bodies_are_decoded(body: bytes, decoded: bytes) -> None:
     assert gunzip(body, 1 << 20) == decoded
 
 
@@ -38,7 +38,7 @@ def test_members_may_end_anywhere_in_a_part() -> None:
 
 
 def test_slices_may_end_anywhere_in_what_is_unpacked() -> None:
-    """Also where all input is consumed, but zlib still has output."""
+    """A slice may end where all input is consumed, but zlib still has output."""
     for size in (*range(GUNZIP_SLICE - 2, GUNZIP_SLICE + 300, 23), 3 * GUNZIP_SLICE):
         for text in (bytes(size), TEXT[:5] + bytes(size)):
             assert gunzip(members(text), 1 << 20) == text
@@ -57,7 +57,7 @@ def test_slices_may_end_anywhere_in_what_is_unpacked() -> None:
         members(*[b"a"] * (GUNZIP_MEMBERS_MAX + 1)),
     ],
 )
-def test_what_gzip_does_not_make(body: bytes) -> None:
+def test_invalid_gzip_bodies_are_refused(body: bytes) -> None:
     assert gunzip(body, 1 << 20) is None
 
 

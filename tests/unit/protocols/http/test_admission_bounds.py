@@ -164,7 +164,7 @@ def test_large_answer_that_comes_when_too_much_is_buffered() -> None:
 
 
 def test_large_answer_to_a_write_is_sent_all_the_same() -> None:
-    """It was refused with 429 although it was done, and a client that tried again wrote twice."""
+    """The write was refused with 429 although it was done, and a client that tried again wrote twice."""
     bench = Bench()
     bench.ask(b"POST", b"/v0/topics/a", BODY)
     bench.buffered = SLOW_READERS_BYTES_MAX + 1

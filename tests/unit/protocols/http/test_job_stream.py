@@ -73,7 +73,7 @@ def test_a_stream_says_whose_it_is(town: Town, query: str) -> None:
     assert town.front.streams.count == 0
 
 
-def test_what_is_not_there(town: Town) -> None:
+def test_unknown_queues_are_refused(town: Town) -> None:
     town.rig.put("log")
     cases = [("absent", "", 404, "topic_not_found"), ("log", "", 409, "not_a_queue")]
     cases += [("q", "c", 404, "consumer_not_found"), ("absent", "c", 404, "topic_not_found")]
@@ -84,7 +84,7 @@ def test_what_is_not_there(town: Town) -> None:
     assert town.front.streams.count == 0
 
 
-def test_what_is_asked_for_is_brought_within_its_bounds(town: Town) -> None:
+def test_requested_values_are_clamped(town: Town) -> None:
     town.write(3, "q")
     for query, count, lease_ms in [
         ("node=n", 1, 30_000),
@@ -241,7 +241,7 @@ def test_a_full_client_is_pushed_to_no_further(town: Town) -> None:
     assert jobs(client) == [1, 2]
 
 
-def test_what_fills_a_client_is_acknowledged_when_it_was_taken(town: Town) -> None:
+def test_jobs_that_fill_a_client_are_confirmed_when_it_reads_them(town: Town) -> None:
     client = opened(town, "node=n&max=100")
     write = client.write
 

@@ -158,7 +158,7 @@ def read(sent: list[bytes]) -> tuple[int, dict[str, str], bytes]:
     return int(status.split()[1]), headers, body
 
 
-def test_what_is_written_is_read(worker: Worker) -> None:
+def test_written_records_are_read(worker: Worker) -> None:
     status, _, body = worker.ask(post("orders", {"records": [{"data": {"n": 1}}, {"data": 2, "tag": "eu"}]}))
     assert (status, json.loads(body)["seqs"]) == (201, [1, 2])
     status, headers, body = worker.ask(post("orders/diff", {"tag": "eu"}))

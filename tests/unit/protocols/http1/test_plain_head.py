@@ -47,7 +47,7 @@ from topics.protocols.http1.plain_head import read_plain_head
         (b"Content-Length: 2\r\n", b""),
     ],
 )
-def test_what_is_not_plain(change: tuple[bytes, bytes]) -> None:
+def test_heads_that_are_not_plain(change: tuple[bytes, bytes]) -> None:
     request = fast()
     assert read_plain_head(request) is not None
     changed = request.replace(*change)

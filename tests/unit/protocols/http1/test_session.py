@@ -138,7 +138,7 @@ def test_the_body_of_a_refused_request_is_read_but_not_kept() -> None:
     assert not session_after(chunked(b"/a", b"abc")[:-1])[0].discard_body()
 
 
-def test_what_is_refused() -> None:
+def test_invalid_requests_are_refused() -> None:
     with pytest.raises(BodyTooLarge):
         session_after(chunked(b"/a", bytes(600), bytes(401)))
     for data in (

@@ -203,7 +203,7 @@ def test_tags_and_prefixes_in_a_string(tag: str) -> None:
         (wire.RESET_CONSUMER, {"to": "begin"}, "end, start"),
     ],
 )
-def test_who_sends_a_wrong_word_is_told_the_right_ones(op: int, body: Any, words: str) -> None:
+def test_an_error_for_an_unknown_word_lists_the_known_ones(op: int, body: Any, words: str) -> None:
     assert str(refusal(op, body, consumer="c")).endswith(f"; send one of {words}")
 
 

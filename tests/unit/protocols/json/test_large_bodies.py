@@ -196,7 +196,7 @@ def test_errors_count_from_the_start_of_the_body() -> None:
 
 
 @pytest.mark.parametrize("kind", READ)
-def test_what_is_refused_before_it_is_decoded(kind: Kind) -> None:
+def test_bodies_refused_before_decoding(kind: Kind) -> None:
     beside = b'"part":"p","chunk":0,'
     separator = b"\n" if kind == LINES else b","
 
@@ -217,7 +217,7 @@ def test_what_is_refused_before_it_is_decoded(kind: Kind) -> None:
     assert sliced(body_of([escaped]), kind)[0].records.sizes == [1 << 20]
 
 
-def test_what_is_beside_the_records_has_a_bound() -> None:
+def test_fields_besides_the_records_are_bounded() -> None:
     for body in (
         b'{"x":"%b","records":[{"data":1}]}' % (b"x" * (1 << 20)),
         b'{"records":[{"data":1}],"x":[%b1]}' % (b"1," * (1 << 19)),

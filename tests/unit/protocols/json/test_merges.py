@@ -73,7 +73,7 @@ def test_clamps() -> None:
         ("pin", b"\xff"),
     ],
 )
-def test_what_is_wrong_is_said(call: str, body: Any) -> None:
+def test_errors_name_the_problem(call: str, body: Any) -> None:
     with pytest.raises(InvalidRequest) as refused:
         asked(call, body)
     assert len(str(refused.value)) > 10

@@ -47,7 +47,7 @@ def test_a_page(gone: Tombstone | None, cold: int) -> None:
     assert json.loads(bytes(body))["records"][2]["$encoding"] == "base64"
 
 
-def test_what_a_record_says_about_performance_is_left_alone() -> None:
+def test_performance_in_the_data_of_a_record_is_kept() -> None:
     body = b'{"records":[{"data":{"performance":{"x":1}}}],"performance":{"server_total_ms":1.0}}'
     _, _, _, said = mark_late((wire.OK, wire.JSON, b"", body))
     found = json.loads(bytes(said))

@@ -70,7 +70,7 @@ def test_json_keeps_its_value(value: Any, indent: int | None, ascii_only: bool, 
 @pytest.mark.parametrize(
     "body", [b"", b"  ", b"{", b"NaN", b"[1,]", b'"\xff"', b"\xff", b"text", b"[" * 100_000]
 )
-def test_what_is_said_to_be_json_must_be_json(body: bytes) -> None:
+def test_json_bodies_must_be_valid_json(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         read(body, wire.MUST_PARSE)
 

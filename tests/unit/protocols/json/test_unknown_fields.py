@@ -84,7 +84,7 @@ def test_lines() -> None:
         (b'{"type":"lgo"}', "send one of log, queue"),
     ],
 )
-def test_what_is_wrong_otherwise_is_said_as_ever(text: bytes, message: str, is_strict: bool) -> None:
+def test_other_errors_are_the_same_with_unknown_fields(text: bytes, message: str, is_strict: bool) -> None:
     with pytest.raises(InvalidRequest, match=message) as caught:
         CONFIG.read(text, is_strict=is_strict)
     assert not isinstance(caught.value, UnknownField)

@@ -59,7 +59,7 @@ def test_messages() -> None:
         assert found == expected and session.buffered == 0
 
 
-def test_what_is_buffered() -> None:
+def test_buffered_bytes_are_counted() -> None:
     session = WebSocketSession(1000)
     whole = frame(b"a" * 300)
     take_all(session, frame(b"b" * 10, fin=False) + whole[:200].replace(b"\x81", b"\x80", 1))
@@ -92,7 +92,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_what_is_invalid(name: str) -> None:
+def test_invalid_frames_are_refused(name: str) -> None:
     data, code = INVALID[name]
     session = WebSocketSession(100)
     with pytest.raises(WebSocketError) as refused:

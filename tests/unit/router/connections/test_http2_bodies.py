@@ -98,7 +98,7 @@ def test_an_undeclared_body_over_the_cap(bench: Bench, at_once: bool) -> None:
     assert not bench.admission.handled
 
 
-def test_what_is_thrown_away_still_opens_the_window(bench: Bench) -> None:
+def test_discarded_data_still_opens_the_window(bench: Bench) -> None:
     """A connection on which bodies are refused must not use up its window."""
     window = bench.client.h2.outbound_flow_control_window
     for _ in range(100):
@@ -308,7 +308,7 @@ def test_a_stream_that_is_reset_while_it_waits_to_send(bench: Bench) -> None:
     assert bench.client.got[gone] == ReceivedResponse()
 
 
-def test_what_can_be_sent_at_once_needs_no_budget(make_bench: Callable[..., Bench]) -> None:
+def test_data_sent_at_once_needs_no_budget(make_bench: Callable[..., Bench]) -> None:
     bench = make_bench(sending=1)
     bench.sending.take(1)
     bench.client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 4 << 20})

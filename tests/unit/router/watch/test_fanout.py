@@ -132,7 +132,7 @@ def test_no_moment_of_a_restart_loses_or_repeats_anything() -> None:
         check_whole(client, 3 + order.count("write"))
 
 
-def test_who_comes_later_reads_for_himself_and_then_shares_the_feed() -> None:
+def test_a_late_watcher_reads_alone_and_then_shares_the_feed() -> None:
     town = Town()
     town.write(3)
     first = town.front.stream()

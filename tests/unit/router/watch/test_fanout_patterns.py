@@ -45,7 +45,7 @@ def test_topics_that_come_later_join_from_their_first_record() -> None:
     assert set(client.last.cursors) == {f"a.{i}" for i in range(9)}
 
 
-def test_who_comes_later_finds_what_others_have_found() -> None:
+def test_a_late_watcher_gets_topics_that_others_have_found() -> None:
     town = Town()
     first = town.front.stream(patterns=ANY)
     town.write(1, "a.1")
@@ -178,7 +178,7 @@ def test_patterns_go_on_after_a_restart() -> None:
     assert [client.seqs(f"a.{i}") for i in range(1, 6)] == [[1]] * 5
 
 
-def test_what_was_dropped_while_the_front_did_not_hear_is_gone_after_the_restart() -> None:
+def test_topics_dropped_during_an_outage_are_gone_after_the_restart() -> None:
     town = Town()
     client = town.front.stream(patterns=ANY)
     town.write(1, "a.1")
@@ -246,7 +246,7 @@ def test_a_member_that_is_full_gets_no_more_and_the_others_do() -> None:
     assert dealt(*clients) == list(range(1, 26))
 
 
-def test_what_a_full_member_leaves_behind_is_for_the_others_and_what_was_written_is_not() -> None:
+def test_unwritten_records_of_a_full_member_go_to_the_others() -> None:
     town = Town()
     town.write()
     slow = town.front.stream(group="g")
@@ -262,7 +262,7 @@ def test_what_a_full_member_leaves_behind_is_for_the_others_and_what_was_written
     assert (slow.seqs(), other.seqs()) == ([1], [2, 3, 4])
 
 
-def test_what_was_not_written_to_a_member_that_left_is_for_the_others() -> None:
+def test_unwritten_records_of_a_member_that_left_go_to_the_others() -> None:
     town = Town()
     town.write()
     leaves = town.front.stream(group="g")

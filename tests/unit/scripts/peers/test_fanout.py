@@ -31,7 +31,7 @@ def test_a_record_has_its_mark_once_and_its_size() -> None:
 
 
 @pytest.mark.parametrize("protocol", WATCHING)
-def test_what_is_written_holds_as_many_marks_as_records(protocol: str) -> None:
+def test_written_bodies_hold_one_mark_per_record(protocol: str) -> None:
     watching = WATCHING[protocol]()
     for count in (1, 100):
         assert watching.write(count).request.count(MARK) == count
@@ -121,7 +121,7 @@ def test_each_aim_has_its_verdict() -> None:
     assert "2 of 5 measured aims met." in summary
 
 
-def test_what_was_not_measured_is_an_aim_all_the_same() -> None:
+def test_unmeasured_aims_are_listed() -> None:
     held = fanout_aims.judge([], [])
     assert len(held) == 5
     assert not any(one.met or one.missed_by for one in held)

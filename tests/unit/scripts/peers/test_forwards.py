@@ -120,7 +120,7 @@ def test_copies_are_awaited_until_the_last_dest_has_all(monkeypatch: pytest.Monk
     assert await_copies(monkeypatch, (5, [5, 3]), (6, [6, 5]), (6, [6, 6])) == 6
 
 
-def test_what_the_source_got_between_two_questions_is_no_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_between_two_polls_are_not_counted_as_second_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await_copies(monkeypatch, (5, [6]), (6, [6]), (6, [6])) == 6
 
 
@@ -141,7 +141,7 @@ def test_copies_that_never_come_end_the_wait(monkeypatch: pytest.MonkeyPatch) ->
 # -- watchers of both ends ---------------------------------------------------------------------------------------
 
 
-def test_what_a_copy_adds_is_from_watcher_to_watcher() -> None:
+def test_added_latency_of_a_copy_is_between_watchers() -> None:
     timings = Timings()
     timings.send(10.0)
     timings.see("source", 1, 11.0)
@@ -247,7 +247,7 @@ def test_each_aim_has_its_verdict() -> None:
     assert "2 of 4 measured aims met." in summary
 
 
-def test_what_was_not_measured_is_an_aim_all_the_same() -> None:
+def test_unmeasured_aims_are_listed() -> None:
     held = forward_aims.judge([], [])
     assert len(held) == 7
     assert not any(one.met or one.missed_by for one in held)

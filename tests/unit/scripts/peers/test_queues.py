@@ -101,7 +101,7 @@ def test_an_aim_against_a_peer_that_is_not_here_says_so() -> None:
     )
 
 
-def test_what_was_not_measured_is_an_aim_all_the_same() -> None:
+def test_unmeasured_aims_are_listed() -> None:
     held = queue_aims.judge([], [])
     assert len(held) == 4
     assert not any(one.met or one.missed_by for one in held)

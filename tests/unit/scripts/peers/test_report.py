@@ -206,7 +206,7 @@ def test_lone_requests_are_compared_by_their_latency() -> None:
     assert row[-2:] == ["4.00 ×", "–"]
 
 
-def test_what_is_measured_in_topics_alone_has_its_verdict() -> None:
+def test_rows_measured_only_in_topics_have_a_verdict() -> None:
     results = made_up()
     results["points"].append(point("caught-up", "topics", "disk", 1, [500], p50_ms=0.05))
     results["points"].append(point("diff", "topics", "disk", 1, [250], p50_ms=0.18))
@@ -327,7 +327,7 @@ def test_ticks_rise_and_enclose_the_values(low: float, factor: float) -> None:
     assert low * factor <= ticks[-1] * rounding
 
 
-def test_what_failed_is_on_the_page() -> None:
+def test_failures_are_on_the_page() -> None:
     results = made_up()
     results["failed"] = [{"section": "points", "system": "nats", "failed": "connection lost"}]
     page, _ = report.render(results)

@@ -431,7 +431,7 @@ def test_many_dests_that_are_read_at_once_wait_for_each_other(monkeypatch: pytes
     assert not any(is_late(rig.replies[key]) for key in keys)
 
 
-def test_those_who_wait_to_ask_a_shard_that_dies_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_waiting_to_ask_a_shard_that_dies_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catch_up, "QUERIES_MAX", 1)
     made = cluster()
     dests = [name_on(0, f"far-{i}-") for i in range(3)]

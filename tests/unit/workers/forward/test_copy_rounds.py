@@ -100,7 +100,7 @@ def test_a_large_batch_does_not_wait() -> None:
     assert all_stored(made) == [GATHERED_MIN + 2] * 6
 
 
-def test_what_comes_while_a_batch_is_on_its_way_rests_too() -> None:
+def test_records_arriving_during_a_batch_wait_too() -> None:
     made = with_dests()
     write(made, SOURCE, ["record 1"])
     rig = made.rig(1)

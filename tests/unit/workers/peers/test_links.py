@@ -86,7 +86,7 @@ def test_a_large_body_goes_apart_and_the_order_stays() -> None:
     ]
 
 
-def test_what_is_told_has_no_answer_and_what_is_pushed_had_no_question() -> None:
+def test_notifications_have_no_answer_and_pushes_no_request() -> None:
     links = Links(s0=7)
     links.core.tell(0, wire.CATALOG, b"report")
     ((_, _, (told,)),) = links.sent()
@@ -130,7 +130,7 @@ def test_nobody_is_asked_who_is_not_there() -> None:
     assert links.core.take_messages() == []
 
 
-def test_what_is_not_answered_in_time_is_given_up() -> None:
+def test_requests_not_answered_in_time_are_given_up() -> None:
     links = Links(s1=7, s2=8)
     assert links.core.wake_at_us is None
     links.ask(1, "a")

@@ -59,7 +59,7 @@ def test_a_start_is_given_more_time() -> None:
     assert heartbeat.hung
 
 
-def test_who_answers_late_but_in_time_never_hangs() -> None:
+def test_a_process_that_answers_in_time_is_never_taken_for_hung() -> None:
     heartbeat = Heartbeat(timeout_s=30)
     for _ in range(10):
         heartbeat.tick()

@@ -55,7 +55,7 @@ def test_until_it_has_recovered_a_shard_says_how_far_it_is(op: int) -> None:
     assert error["detail"] == {"replay_progress": 0.25}
 
 
-def test_what_was_refused_while_it_recovered_is_not_carried_out_later() -> None:
+def test_requests_refused_during_recovery_are_not_executed_later() -> None:
     rig = Rig(recovered=False)
     rig.ask(wire.WRITE, body=write(1))
     rig.recover()
@@ -136,7 +136,7 @@ def test_no_body_takes_the_shard_down(op: int, encoding: int) -> None:
     "that request fails; the others of its message are answered",
 )
 @pytest.mark.parametrize("op, args", [(0, b""), (wire.WRITE, b"\xc1"), (wire.LIST_TOPICS, b"\x93")])
-def test_what_cannot_be_read_at_all_is_a_fault_of_that_request_alone(op: int, args: bytes) -> None:
+def test_an_unreadable_request_fails_alone(op: int, args: bytes) -> None:
     rig = Rig()
     before = rig.receive(wire.WRITE, "a", write(1))
     bad = rig.receive(op, "b", write(1), args=args)

@@ -62,7 +62,7 @@ def test_a_read_that_waits_is_a_poll() -> None:
     assert counts(rig) == {"write": 2, "poll": 1}
 
 
-def test_what_is_refused_is_counted_by_code_and_not_timed() -> None:
+def test_refusals_are_counted_by_code_and_not_timed() -> None:
     rig = Rig()
     rig.ask(wire.DIFF, topic="none")
     rig.ask(wire.WRITE, body=b"{")

@@ -94,7 +94,7 @@ def test_a_write_that_found_the_shard_full_is_refused_and_changes_nothing(rig: F
     assert rig.core.pressure.refused == 1
 
 
-def test_who_waited_less_or_opts_out_or_reads_is_served(rig: FeedRig) -> None:
+def test_short_waits_opted_out_topics_and_reads_are_served(rig: FeedRig) -> None:
     press(rig)
     assert write(rig, late_ms=FULL_WAIT_MS - 1).status == 200
     assert write(rig, late_ms=FULL_WAIT_MS + 500, disable_backpressure=True).status == 200
@@ -111,7 +111,7 @@ def test_without_pressure_a_late_write_is_taken(rig: FeedRig) -> None:
     assert write(rig, late_ms=20_000).status == 200
 
 
-def test_what_a_front_says_counts_until_it_says_otherwise_or_is_gone(rig: FeedRig) -> None:
+def test_pressure_of_a_front_counts_until_changed_or_the_front_is_gone(rig: FeedRig) -> None:
     def tell(permille: int) -> None:
         head = wire.request_head(permille, 0, 0, wire.PRESSURE, 0, b"", b"", 0)
         rig.core.receive(FRONT, wire.message_head(rig.incarnation) + head)

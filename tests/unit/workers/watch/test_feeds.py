@@ -50,7 +50,7 @@ def test_a_feed_begins_at_the_head_and_says_so() -> None:
     assert (page.span, page.seqs, page.caught_up) == ((3, 3), [], True)
 
 
-def test_what_is_not_there_cannot_be_followed() -> None:
+def test_unknown_topics_cannot_be_followed() -> None:
     rig = FeedRig()
     key = rig.follow("none")
     assert [page.status for page in rig.pages(key)] == [404]
@@ -77,7 +77,7 @@ def test_no_more_pages_are_sent_than_the_front_is_behind() -> None:
     assert len(rig.pages(key)) == 1 + PAGES_AHEAD
 
 
-def test_what_came_meanwhile_is_one_page() -> None:
+def test_records_written_meanwhile_are_one_page() -> None:
     rig = rig_with()
     key = rig.follow()
     for _ in range(7):
@@ -173,7 +173,7 @@ def test_deleted_records_are_passed_over_in_silence() -> None:
     assert pages[-1].to_seq == 5 and all(page.tombstone is None for page in pages)
 
 
-def test_what_was_evicted_between_two_pages_is_announced() -> None:
+def test_records_evicted_between_two_pages_are_announced() -> None:
     rig = rig_with(cap_records=2)
     key = rig.follow()
     for _ in range(8):
@@ -393,7 +393,7 @@ def test_a_front_has_no_more_feeds_than_its_share(monkeypatch: pytest.MonkeyPatc
 @fault("link", "a word about watching cannot be read", "it is refused; the shard goes on")
 @pytest.mark.parametrize("op", [wire.FOLLOW, wire.WATCH_NAMES, wire.FIND, wire.SESSION, wire.WATCH_READ])
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01\x02\x03", encode("x" * 10)])
-def test_what_cannot_be_read_is_refused(op: int, body: bytes) -> None:
+def test_unreadable_requests_are_refused(op: int, body: bytes) -> None:
     rig = rig_with()
     reply = rig.ask(op, "t", body)
     assert reply is not None and reply.status == 400

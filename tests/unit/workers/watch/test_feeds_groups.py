@@ -85,7 +85,7 @@ def test_a_large_page_is_split_among_those_who_have_room() -> None:
     assert all(page.caught_up for key in keys for page in rig.pages(key)[1:])
 
 
-def test_who_has_no_room_is_passed_over_and_nobody_waits_for_it() -> None:
+def test_a_full_member_is_skipped_and_delays_nobody() -> None:
     rig = rig_with()
     stuck, busy = join(rig), join(rig)
     for _ in range(20):
@@ -141,7 +141,7 @@ def test_groups_of_one_topic_do_not_know_each_other() -> None:
 # ---- leaving
 
 
-def test_what_a_member_had_not_passed_on_goes_to_the_others() -> None:
+def test_unwritten_records_of_a_member_go_to_the_others() -> None:
     rig = rig_with()
     leaves = join(rig)
     rig.write()
@@ -152,7 +152,7 @@ def test_what_a_member_had_not_passed_on_goes_to_the_others() -> None:
     assert given(rig, leaves, stays) == [[1, 2], [2]]
 
 
-def test_what_the_last_member_had_not_passed_on_waits_for_the_next() -> None:
+def test_unwritten_records_of_the_last_member_wait_for_the_next() -> None:
     rig = rig_with()
     leaves = join(rig)
     rig.write()
@@ -182,7 +182,7 @@ def test_nothing_is_handed_back_when_later_records_were_dealt() -> None:
     "a front dies with records of a group on their way",
     "nobody else gets them: they may have arrived",
 )
-def test_what_was_on_its_way_to_a_dead_front_is_nobody_s() -> None:
+def test_records_in_flight_to_a_dead_front_belong_to_nobody() -> None:
     rig = rig_with()
     dies = join(rig, peer=b"dies")
     rig.write()

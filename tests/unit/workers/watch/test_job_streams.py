@@ -29,7 +29,7 @@ def rig() -> JobRig:
 # ---- opening
 
 
-def test_what_is_not_there_is_refused_before_a_stream_opens(rig: JobRig) -> None:
+def test_unknown_queues_are_refused_before_a_stream_opens(rig: JobRig) -> None:
     rig.put("log")
     refused = {
         (404, "topic_not_found"): [rig.work("absent"), rig.work("absent", "c")],
@@ -43,7 +43,7 @@ def test_what_is_not_there_is_refused_before_a_stream_opens(rig: JobRig) -> None
     assert len(rig.core.jobs) == 0
 
 
-def test_who_only_looks_gets_the_answer_alone(rig: JobRig) -> None:
+def test_a_check_gets_only_the_answer(rig: JobRig) -> None:
     rig.write(1, "q")
     key = rig.work(check_only=True)
     (answer,) = rig.heard[key]
@@ -79,7 +79,7 @@ def test_a_message_that_is_none_is_refused_and_unknown_numbers_are_ignored(rig: 
 # ---- jobs
 
 
-def test_what_is_there_and_what_comes_is_pushed(rig: JobRig) -> None:
+def test_existing_and_new_jobs_are_pushed(rig: JobRig) -> None:
     rig.write(2, "q")
     key = rig.work(max=10, lease_ms=5000)
     rig.write(1, "q")
@@ -207,7 +207,7 @@ def test_a_front_whose_clients_take_little_gets_small_pushes(
 # ---- ends
 
 
-def test_what_a_lost_client_held_is_ready_at_once(rig: JobRig) -> None:
+def test_jobs_held_by_a_lost_client_are_ready_at_once(rig: JobRig) -> None:
     rig.write(4, "q")
     assert rig.claim(node="n") == {1: 1}
     gone, stays = rig.work(max=2), rig.work()
@@ -225,7 +225,7 @@ def test_another_stream_gets_it(rig: JobRig) -> None:
 
 
 @fault("front", "a front with streams of jobs is killed", "jobs of its clients are delivered again at once")
-def test_what_a_dead_front_s_clients_held_is_ready_at_once(rig: JobRig) -> None:
+def test_jobs_held_by_clients_of_a_dead_front_are_ready_at_once(rig: JobRig) -> None:
     rig.write(5, "q")
     keys = [rig.work(peer=OTHER), rig.work(max=2, peer=OTHER)]
     stays = rig.work()

@@ -297,7 +297,7 @@ def test_a_dead_front_keeps_nobody_waiting() -> None:
 
 
 def test_streams_that_waited_for_a_dead_front_come_in_their_order() -> None:
-    """It was the order of a set of names, which differs from process to process."""
+    """Their order was that of a set of names, which differs from process to process."""
     rig = FeedRig()
     wids = [f"w{i}" for i in range(12)]
     for number, wid in enumerate(wids, 1):

@@ -225,7 +225,7 @@ def test_too_many_topics_are_refused_at_first_and_ignored_later() -> None:
     assert answer.cursors["t.0"] == 4
 
 
-def test_what_can_be_undone_is_bounded() -> None:
+def test_undo_steps_are_bounded() -> None:
     sessions = make({f"t.{i}": 0 for i in range(100)}, spec=PATTERN)
     opened(sessions)
     for number in range(1, 500):

@@ -148,7 +148,7 @@ def test_a_zombie_with_an_old_lease_changes_nothing() -> None:
     check_tidy(h)
 
 
-def test_what_a_zombie_writes_after_the_end_is_collected() -> None:
+def test_files_a_zombie_job_writes_after_the_end_are_collected() -> None:
     h = begun()
     body = plan(h)
     work(h, body)
@@ -393,7 +393,7 @@ def test_a_read_that_waits_for_blocks_of_the_old_segment_gets_its_records() -> N
     assert rows_of(h.replies[token]) == rows[:8]
 
 
-def test_what_expires_while_a_job_works_is_no_error() -> None:
+def test_records_that_expire_during_a_job_are_no_error() -> None:
     """By the topic's TTL, by a record's own, and by a cap; the dead records of the plan and of the commit differ."""
     h = Harness(CONFIG, cold=ObjectStore())
     h.put("t", msgspec.structs.replace(FSYNC, ttl_ms=10_000))

@@ -260,7 +260,7 @@ def refused_and_not_tidied_up(**options: Any) -> tuple[Harness, dict[str, Any]]:
     return h, body
 
 
-def test_what_a_refused_try_has_left_is_gone_before_the_next_one_is_published() -> None:
+def test_files_of_a_refused_attempt_are_removed_before_the_next_is_published() -> None:
     """Both have the same name."""
     h, body = refused_and_not_tidied_up()
     before = seen(h)
@@ -271,7 +271,7 @@ def test_what_a_refused_try_has_left_is_gone_before_the_next_one_is_published() 
     check_tidy(h)
 
 
-def test_what_an_erase_writes_again_is_not_taken_for_what_a_refused_try_has_left() -> None:
+def test_files_rewritten_by_an_erase_are_not_taken_for_a_refused_attempt() -> None:
     """The new generation of a segment has the name that the merge would have had."""
     h, _ = refused_and_not_tidied_up(secret=2)
     h.do(c.Delete("t", seqs=[2], erase=True))

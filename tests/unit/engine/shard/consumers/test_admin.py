@@ -200,7 +200,7 @@ def test_an_idle_consumer_goes() -> None:
     assert h.do(k.ListConsumers("q")).consumers == []
 
 
-def test_who_waits_is_not_idle() -> None:
+def test_a_consumer_with_waiting_claims_is_not_idle() -> None:
     h = with_consumer(0, inactive_ttl_ms=5000)
     token = h.parked(consumer="c", standing=True, connection=1)
     h.pass_time(60_000)
@@ -258,7 +258,7 @@ def test_original_replay_keeps_the_distances() -> None:
 # ---- tombstones
 
 
-def test_what_was_evicted_before_it_came_there_is_told_once() -> None:
+def test_records_evicted_before_the_cursor_are_announced_once() -> None:
     h = with_consumer(0, {"cap_records": 3})
     h.produce(2)
     fetched(h, 1)
@@ -524,7 +524,7 @@ def test_comparing_many_filters_costs_little_for_each_pair(first: str) -> None:
 
 @every_end
 @pytest.mark.parametrize("retention", ["interest", "work_queue"])
-def test_what_acks_dropped_stays_gone(end: End, retention: str) -> None:
+def test_records_dropped_by_acks_stay_gone(end: End, retention: str) -> None:
     h = with_consumer(6, {"retention": retention})
     fetched(h, 4)
     h.ack(1, 3, consumer="c")

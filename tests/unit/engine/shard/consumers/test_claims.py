@@ -88,7 +88,7 @@ def test_a_window_closes_though_there_is_nothing() -> None:
     assert dealt(h, 5) == [[]]
 
 
-def test_what_is_written_within_the_window_is_dealt() -> None:
+def test_records_written_within_the_jitter_window_are_distributed() -> None:
     h = coalescing(0)
     token = h.parked(5)
     h.produce(2)
@@ -175,7 +175,7 @@ def test_a_claim_that_waited_in_vain_is_empty() -> None:
         lambda h: h.produce(1),
     ],
 )
-def test_what_wakes_a_claim(event: Callable[[LeaseHarness], object]) -> None:
+def test_events_that_wake_a_claim(event: Callable[[LeaseHarness], object]) -> None:
     h = LeaseHarness(jobs=1)
     h.claim(node=b"a", connection=7)
     token = h.parked(wait_ms=10_000)

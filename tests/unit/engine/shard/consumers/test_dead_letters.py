@@ -225,7 +225,7 @@ def test_a_refusal_of_new_letters_does_not_bring_back_those_that_were_taken() ->
     assert h.counts() == (0, 0, 2)
 
 
-def test_what_was_sent_to_the_dead_letters_and_refused_is_not_delivered_again() -> None:
+def test_a_refused_dead_letter_is_not_delivered_again() -> None:
     h = LeaseHarness(queue(max_deliveries=9, dead_letter="dead"), jobs=1)
     h.claim()
     h.nack(1, nack="dead", reason="broken")

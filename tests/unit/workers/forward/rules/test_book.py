@@ -45,7 +45,7 @@ def test_names_of_sources() -> None:
     assert not source_matches("a.*", "a..b")
 
 
-def test_what_is_put_is_found_until_it_is_dropped() -> None:
+def test_a_rule_is_found_until_it_is_dropped() -> None:
     first, second = rule("a", "b", "x"), rule("a.>", "c", "y")
     book = book_of(first, second)
     assert (book.find("x"), book.get(second.uid), book.count) == (first, second, 2)
@@ -67,7 +67,7 @@ def test_a_name_may_be_taken_by_another_rule_before_the_first_is_dropped() -> No
     assert book.find("x") == second
 
 
-def test_those_that_are_made_or_ended_are_known() -> None:
+def test_rules_being_made_or_ended_are_known() -> None:
     one = rule("a", "b", state="making")
     book = book_of(one)
     assert list(book.unsettled) == [one.uid]
