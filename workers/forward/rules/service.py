@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from topics.api.errors import Throttled, TopicsError
+from topics.api.errors import InvalidRequest, Throttled, TopicsError
 from topics.engine.commands.forwards import DropForward, ForwardDropped, ForwardPut, PutForward
 from topics.engine.runtime.boundary import ShardEngine
 from topics.link import wire
@@ -142,6 +142,8 @@ class RuleService:
             self._urgent.append(Operation(partial(self._operations.end_gone, uids), client))
         elif now_us - request.received_us > request.budget_ms * 1000:
             raise NotReady("the request waited too long and was not executed; try again")
+        elif request.encoding not in self._encodings:  # found out now: the answer is rendered later
+            raise InvalidRequest(f"there is no encoding {request.encoding} of requests about routers")
         elif op == wire.GET_FORWARD:
             self._reads.get(args, partial(self._answer, client))
         elif op == wire.LIST_FORWARDS:

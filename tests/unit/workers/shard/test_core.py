@@ -436,3 +436,18 @@ def test_room_that_is_made_in_the_same_turn_is_found() -> None:
     dropped = rig.receive(wire.DROP_TOPIC, "a")
     rig.rest()
     assert [rig.replies[key].status for key in (made, dropped)] == [201, 200]
+
+
+@fault(
+    "link",
+    "a request about routers in an encoding that does not exist",
+    "an error at once; the catalog does not fail when it answers later",
+)
+@pytest.mark.parametrize("op", [wire.PUT_FORWARD, wire.GET_FORWARD, wire.LIST_FORWARDS, wire.DROP_FORWARD])
+@pytest.mark.parametrize("encoding", [wire.MSGPACK, 77])
+def test_a_request_about_routers_in_no_encoding_is_refused(op: int, encoding: int) -> None:
+    rig = Rig()
+    args = wire.encode_args(wire.Args(forward="r", page_size=10))
+    assert error_of(rig.ask(op, "", b"{}", args=args, encoding=encoding))["code"] == "invalid_request"
+    served = rig.ask(wire.WRITE, "t", write(1))
+    assert served is not None and served.status == 201
