@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from topics.protocols.http.exchange import Request
-from topics.protocols.http1.framing import HEAD_BYTES_MAX, HOST
+from topics.protocols.http1.framing import FIELD, HEAD_BYTES_MAX, HOST
 
 KNOWN_HEADS_MAX = 2048
 KNOWN_HEAD_BYTES_MAX = 1024
@@ -16,7 +16,6 @@ _REQUEST = re.compile(
     rb"((?:[A-Za-z-]+:[\t\x20-\x7e\x80-\xff]*\r\n)+)\r\n"
 )
 _TOPICS = b"POST /v0/topics/"
-_HEADER = re.compile(rb"([^:]+):[ \t]*([^\r\n]*?)[ \t]*\r\n")
 _LENGTH = re.compile(rb"[0-9]{1,15}")
 _PLAIN = {
     b"host": "host",
@@ -116,14 +115,14 @@ def read_plain_head(data: bytes) -> PlainHead | None:
     path, query, block = found.groups()
     fields: dict[str, bytes] = {}
     seen: set[bytes] = set()
-    for name, value in _HEADER.findall(block):
+    for name, value in FIELD.findall(block):
         name = name.lower()
         field = _PLAIN.get(name)
         if field is None or name in seen:
             return None
         seen.add(name)
         if field:
-            fields[field] = value
+            fields[field] = value.strip(b" \t")
     length = fields.pop("content_length", b"")
     if not _LENGTH.fullmatch(length):
         return None

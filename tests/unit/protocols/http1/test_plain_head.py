@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fuzz.runner import deadline
 from tests.support.connection_bench import fast
 from topics.protocols.http1.framing import HEAD_BYTES_MAX, read_head
 from topics.protocols.http1.plain_head import read_plain_head
@@ -62,6 +63,17 @@ def test_a_plain_head_in_parts_is_none() -> None:
         assert read_plain_head(request[:i]) is None
     plain = read_plain_head(request[:head_len])
     assert plain is not None and (plain.head_len, plain.body_len) == (head_len, 2)
+
+
+def test_white_space_within_a_value_takes_no_longer_than_other_bytes() -> None:
+    """The whole front waits while a head is parsed."""
+    value = b"x" + b" " * (HEAD_BYTES_MAX - 200) + b"y"
+    request = fast(headers=b"Accept:\t " + value + b" \t\r\n")
+    with deadline():
+        for _ in range(20):
+            plain, head = read_plain_head(request), read_head(request, 0)
+            assert plain is not None and head is not None
+            assert plain.request(b"", 0).accept == head.request.accept == value
 
 
 @given(st.binary(max_size=200))
