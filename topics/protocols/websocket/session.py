@@ -15,6 +15,7 @@ from websockets.frames import Close, Frame, Opcode
 
 from topics.protocols.websocket.frames import INVALID_DATA, MESSAGE_TOO_BIG, PROTOCOL_ERROR
 
+CONTROL_BYTES_MAX = 125  # payload; RFC 6455, 5.5
 MESSAGE_BYTES_MAX = 16 << 20  # parsed in one go, which takes up to 0.3 s; larger writes must use HTTP
 
 
@@ -85,9 +86,12 @@ class WebSocketSession:
         return None
 
     def _parse(self) -> Generator[None, None, Frame]:
-        """Parse one frame. Its size is limited by what the message so far leaves."""
-        used = len(self._message or b"")
-        return Frame.parse(self._read, mask=True, max_size=self.message_bytes_max - used)
+        """Parse one frame. Control frames may come between the fragments of a message, however little room it leaves."""
+        while not self._buffer:
+            yield
+        is_control = self._buffer[0] & 0x08
+        room = CONTROL_BYTES_MAX if is_control else self.message_bytes_max - len(self._message or b"")
+        return (yield from Frame.parse(self._read, mask=True, max_size=room))
 
     def _read(self, size: int) -> Generator[None, None, bytes]:
         while len(self._buffer) < size:

@@ -59,6 +59,19 @@ def test_messages() -> None:
         assert found == expected and session.buffered == 0
 
 
+def test_control_frames_between_fragments_need_no_room_in_the_message() -> None:
+    session = WebSocketSession(200)
+    ping = frame(b"p" * 125, PING)
+    found = take_all(
+        session, frame(b"a" * 199, fin=False) + ping + frame(b"a", CONT, fin=False) + ping + frame(b"", CONT)
+    )
+    assert found == [Ping(b"p" * 125), Ping(b"p" * 125), "a" * 200]
+    take_all(session, frame(b"a" * 199, fin=False) + ping)
+    with pytest.raises(WebSocketError) as refused:
+        take_all(session, frame(b"ab", CONT))
+    assert refused.value.code == 1009
+
+
 def test_buffered_bytes_are_counted() -> None:
     session = WebSocketSession(1000)
     whole = frame(b"a" * 300)
