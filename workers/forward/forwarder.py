@@ -223,7 +223,7 @@ class Forwarder:
         return min(due, default=None)
 
     def tick(self) -> None:
-        """Run expired timers; flows that may continue put their topics into due again."""
+        """Run expired timers; flows that may continue make their topics due again."""
         if self._pausing or self._catch_ups:
             self._expire(self._now_us())
         for topic in self._rounds.take_due():
@@ -255,7 +255,7 @@ class Forwarder:
 
     def send_copies(self, log: SourceTopic, room: int) -> int:
         """Send a batch for each ready flow of a topic, until `room` is used up; returns the room used. If flows remain, the
-        topic is in due again again.
+        topic is due again.
         """
         if self._is_closed:
             return 0

@@ -309,9 +309,8 @@ class Transactions:
         if txn.decision is not None:
             raise TransactionCommitted(log.name, txn.id)
         self.state.reserve(CONTROL_BYTES)
-        self.end_transaction(txn)
         result = txc.TransactionState(log.name, txn.id, "aborted")
-        self.state.add_op(Op(log, token, result, sync=log.config.durability == "fsync"))
+        self.end_transaction(txn, Op(log, token, result, sync=log.config.durability == "fsync"))
 
     def _topic_dropped(self, log: TopicLog, op: Op) -> None:
         if log.transactions is None:
@@ -359,11 +358,12 @@ class Transactions:
         if log.transactions is not None:
             log.transactions.note_ended(txn_id)
 
-    def end_transaction(self, txn: Transaction) -> None:
-        """End a transaction without a commit: answer its waiting requests and remove its file."""
+    def end_transaction(self, txn: Transaction, op: Op | None = None) -> None:
+        """End a transaction without a commit: answer its waiting requests, once that is in the log, and remove its file."""
         log = txn.log
         assert log.transactions is not None
         self.log_entry(log, frames.TXN_ENDED, txn.id)
+        self.state.add_op(op or Op(log))
         self.answer_all(txn, TransactionNotFound(log.name, txn.id))
         self.with_work[txn] = None
 
@@ -815,17 +815,16 @@ class Transactions:
         entry = Advanced(txn.id, True, done, first_seq, last_seq, count, size, state.now_ms, forgotten)
         ended = known.ended_by(txn)
         self.log_entry(log, frames.TXN_ADVANCED, entry)
-        waiter, txn.commit_waiters = txn.commit_waiters, []
+        waiting, txn.commit_waiters = [one for one in txn.commit_waiters if not one.is_answered], []
+        state.counters["txn_committed"] += 1
+        for one in waiting:
+            state.add_op(Op(log, one.token, self.committed(log, txn.id), sync=True))
+        if not waiting:
+            state.add_op(Op(log, sync=True))  # readers see its records, in order, once they are synced
         for over in ended:
             if over is not txn:
                 self.answer_all(over, TransactionNotFound(log.name, over.id))
             self.with_work[over] = None
-        state.counters["txn_committed"] += 1
-        for one in waiter:
-            if not one.is_answered:
-                state.add_op(Op(log, one.token, self.committed(log, txn.id), sync=True))
-        if not waiter:
-            state.add_op(Op(log, sync=True))  # readers see its records, in order, once they are synced
 
     # -- time ----------------------------------------------------------------------------------------------
 

@@ -464,6 +464,15 @@ def test_no_reply_tells_of_a_drop_before_it_is_in_the_log(request_of: str) -> No
     assert isinstance(h.replies[token], TopicNotFound)
 
 
+def test_no_reply_tells_of_an_abort_before_it_is_in_the_log() -> None:
+    h, txn = filled()
+    (token,) = h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
+    (abort,) = h.ask(t.AbortTransaction("t", txn))
+    assert token not in h.replies and abort not in h.replies
+    h.rest()
+    assert isinstance(h.replies[token], TransactionNotFound) and h.replies[abort].state == "aborted"
+
+
 @pytest.mark.usefixtures("in_pieces")
 def test_a_drop_in_the_middle_of_a_commit() -> None:
     h, txn = filled()
