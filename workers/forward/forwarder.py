@@ -233,7 +233,7 @@ class Forwarder:
         if self._dropped and not self._is_closed:
             self._announce_dropped()
         for window in self._windows:
-            if window.queue and not window.batches:  # the flows admitted before had nothing to send
+            if window.queue.size and not window.batches:  # the flows admitted before had nothing to send
                 self._admit_next(window)
 
     def _expire(self, now_us: int) -> None:

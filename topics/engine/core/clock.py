@@ -13,11 +13,11 @@ from topics.engine.core.ports import Clock
 
 
 class EngineClock:
-    __slots__ = ("_clock", "_last_mono_ms", "_residue", "now_ms")
+    __slots__ = ("_clock", "_residue", "mono_ms", "now_ms")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._last_mono_ms = clock.monotonic_ms()
+        self.mono_ms = clock.monotonic_ms()  # as last read
         self._residue = 0
         self.now_ms = clock.wall_ms()
 
@@ -28,17 +28,17 @@ class EngineClock:
         `at_mono_ms`, advanced no faster than slewing allows, and never passed the ceiling.
         """
         if at_mono_ms is not None:
-            elapsed_ms = max(0, self._last_mono_ms - at_mono_ms)
+            elapsed_ms = max(0, self.mono_ms - at_mono_ms)
             ceiling_ms = min(ceiling_ms, at_ms + elapsed_ms + elapsed_ms * SLEW_MS_PER_S // 1000 + 1)
         self.now_ms = max(self.now_ms, ceiling_ms)
 
     def read(self) -> int:
         """Advance to the present and return it."""
         mono_ms = self._clock.monotonic_ms()
-        elapsed_ms = mono_ms - self._last_mono_ms
+        elapsed_ms = mono_ms - self.mono_ms
         if elapsed_ms <= 0:
             return self.now_ms
-        self._last_mono_ms = mono_ms
+        self.mono_ms = mono_ms
         now_ms = self.now_ms + elapsed_ms
         off_ms = self._clock.wall_ms() - now_ms
         if off_ms:
@@ -51,8 +51,4 @@ class EngineClock:
 
     def present_ms(self) -> int:
         """Roughly what `read` would return, for callers that must not advance the clock."""
-        return self.now_ms + max(0, self._clock.monotonic_ms() - self._last_mono_ms)
-
-    @property
-    def mono_ms(self) -> int:
-        return self._last_mono_ms
+        return self.now_ms + max(0, self._clock.monotonic_ms() - self.mono_ms)

@@ -89,16 +89,13 @@ class Scheduler(Generic[T]):
         self._priority_of = priority_of  # current priority, without the age
         self.bands: list[Band[T]] = [Band(number) for number in range(len(WEIGHTS))]
         self._turn = 0  # band whose turn it is; the first pick moves on to the top one
-        self._size = 0
+        self.size = 0  # entries
         self._last_number = 0
         self._new_entries: list[ScheduledEntry[T]] = []  # added since promotions were last checked
         self._promotions: list[tuple[int, int, ScheduledEntry[T]]] = []  # (when it may rise, number, entry)
         self._promote_at_ms = 0
         self.picks = 0
         self.waited_ms = 0  # total over all picks
-
-    def __len__(self) -> int:
-        return self._size
 
     # -- adding and removing -------------------------------------------------------------------------------
 
@@ -111,7 +108,7 @@ class Scheduler(Generic[T]):
         entry = ScheduledEntry(item, since_ms, self._last_number, 0, lowered)
         entry.band = self._band_of(entry, now_ms)
         self.bands[entry.band].add(entry)
-        self._size += 1
+        self.size += 1
         self._new_entries.append(entry)
         return entry
 
@@ -122,7 +119,7 @@ class Scheduler(Generic[T]):
         entry.is_listed = False
         band = self.bands[entry.band]
         band.size -= 1
-        self._size -= 1
+        self.size -= 1
         if band.current is entry:
             band.current = None
 
@@ -130,7 +127,7 @@ class Scheduler(Generic[T]):
 
     def pick(self, now_ms: int) -> ScheduledEntry[T] | None:
         """The next entry; the caller must pass it to `done`, `slice_done` or `discard` before the next pick."""
-        if not self._size:
+        if not self.size:
             self._new_entries.clear()
             return None
         if now_ms >= self._promote_at_ms:

@@ -102,7 +102,7 @@ class Background(GroupCommit):
             self._main_lane.task is not None
             or self._checkpoint_wanted
             or (shard.state.dropped_topics and self._removable())
-            or self._ready_erases()
+            or (shard.state.erase_requests and self._ready_erases())
         )
 
     def _run_background(self) -> None:
@@ -187,6 +187,7 @@ class Background(GroupCommit):
             self._commit()
             lsn = wanted.lsn or self.wal.last_lsn
             lane.wait_lsn = lsn if lsn > self.wal.synced_lsn else 0
+            self._awaited_lsn = max(self._awaited_lsn, lsn)
         elif isinstance(wanted, WaitUntil):
             lane.until = wanted.holds
 

@@ -121,7 +121,7 @@ class Engine(Background):
 
     def end_long_commands(self, matches: Callable[[object], bool]) -> list[tuple[object, dict[str, str]]]:
         long = self.shard.state.long
-        return [(ended.token, ended.outcome) for ended in long.end(matches)] if long else []
+        return [(ended.token, ended.outcome) for ended in long.end(matches)]
 
     def set_quota(self, topics: int | None, size: int | None) -> None:
         self.shard.state.topics_granted, self.shard.state.bytes_granted = topics, size
@@ -137,13 +137,13 @@ class Engine(Background):
         shard, state = self.shard, self.shard.state
         self.reader.cold_blocks.trim()  # reads that waited for cold blocks have used them in the last turn
         self._begin_group()
-        state.begin_turn(self.clock.read(), busy=bool(requests or state.long or state.upkeep))
+        state.begin_turn(self.clock.read(), busy=bool(requests or state.long.queue or state.upkeep.queue))
         if self.clock.mono_ms >= self._trust_until_ms:
             self._trust_until_ms = self.clock.mono_ms + TRUST_MS
             self.reader.forget_checks()
         if self.config.min_free_bytes and self.clock.mono_ms >= self._space_check_ms:
             self._check_free_space()
-        if state.upkeep:
+        if state.upkeep.queue:
             for _ in state.upkeep.run_slices():
                 if state.frame_bytes > limits.GROUP_BYTES_MAX or state.frame_count > limits.GROUP_FRAMES_MAX:
                     self._commit()
@@ -152,7 +152,7 @@ class Engine(Background):
             if state.frame_bytes > limits.GROUP_BYTES_MAX or state.frame_count > limits.GROUP_FRAMES_MAX:
                 self._commit()
             handle(token, command)
-        if state.long:
+        if state.long.queue:
             state.long.run_slices()
         if shard.leases.pruning:
             shard.leases.run_pruning()
@@ -200,7 +200,8 @@ class Engine(Background):
             self.check_invariants()
         replies, state.ready = state.ready, []
         jobs, self._jobs = self._jobs, []
-        self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
+        if jobs:
+            self._outstanding += sum(job.kind not in COLD_KINDS for job in jobs)
         outcome = Outcome(replies, jobs, self._wake_at_ms())
         if state.created:
             outcome.created, state.created = state.created, []
@@ -259,7 +260,7 @@ class Engine(Background):
         times: list[int] = []
         if self.shard.reads.polls:
             times.append(self.shard.reads.polls[0][0])
-        if self.shard.state.long or self.shard.state.upkeep:
+        if self.shard.state.long.queue or self.shard.state.upkeep.queue:
             times.append(self.clock.mono_ms)
         deliver_at_ms = self.shard.delivery.deliver_at_ms
         if deliver_at_ms is not None:
@@ -311,7 +312,9 @@ class Engine(Background):
             self.shard.leases.end_pruning()
             self._drain(self.turn([]), total)
             # Requests that wait for a topic's upkeep resume when that is done, perhaps as long commands.
-            if not (self.shard.state.upkeep or self.shard.state.long or self.shard.leases.pruning):
+            if not (
+                self.shard.state.upkeep.queue or self.shard.state.long.queue or self.shard.leases.pruning
+            ):
                 break
         self._compaction_lane.close()
         self.checkpointer.closing = True

@@ -71,6 +71,7 @@ class GroupCommit(ABC):
         self._sync_running = False
         self._spare_running = False
         self._unsynced_since_ms: int | None = None
+        self._awaited_lsn = 0  # the highest that a task waits for
         self._full_retry_ms: int | None = None
         self._space_check_ms = 0
         self.free_bytes = -1  # free disk space at the last check; -1: not checked
@@ -284,7 +285,7 @@ class GroupCommit(ABC):
             return
         since, now_ms = self._unsynced_since_ms, self.clock.mono_ms
         due = since is not None and now_ms - since >= limits.BACKGROUND_SYNC_MS
-        due = due or max(lane.wait_lsn for lane in self._lanes) > self.wal.synced_lsn
+        due = due or self._awaited_lsn > self.wal.synced_lsn
         held_ms = (
             now_ms - self._parked_since_ms if self._parked and self.shard.delivery.measures.window_ms else 0
         )

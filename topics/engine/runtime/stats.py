@@ -111,7 +111,7 @@ class Stats:
     @property
     def long_commands(self) -> int:
         """Commands that run in slices and are not answered yet."""
-        return len(self._state.long)
+        return len(self._state.long.queue)
 
     @property
     def has_copies(self) -> bool:

@@ -106,7 +106,7 @@ class Delivery:
     @property
     def has_copies(self) -> bool:
         """Whether copies wait for a turn without replies."""
-        return bool(self._deferred_copies or self.forwards.copies_due) and self.copier is not None
+        return self.copier is not None and bool(self._deferred_copies or self.forwards.copies_due)
 
     @property
     def deliver_at_ms(self) -> int | None:
@@ -114,7 +114,7 @@ class Delivery:
 
         The worker decides when copies start, as replies are sent before them.
         """
-        if self.has_new_work or self.scheduler:
+        if self.has_new_work or self.scheduler.size:
             return self.state.clock.mono_ms
         return self._coalescing[0][0] if self._coalescing else None
 
@@ -123,7 +123,7 @@ class Delivery:
         if (
             self.has_new_work
             or self.has_copies
-            or self.scheduler
+            or self.scheduler.size
             or (self.paused and not self.measures.defers)
         ):
             return True
@@ -138,7 +138,7 @@ class Delivery:
     @property
     def backlog(self) -> int:
         """Scheduled topics, without those whose copies wait for a turn without replies."""
-        return len(self.scheduler)
+        return self.scheduler.size
 
     def sending_resumed(self) -> None:
         """A front can take more replies: check blocked reads and claims again."""

@@ -65,11 +65,8 @@ class LongCommands:
         """`enter` prepares a command's next slice; `failed` answers a command whose work raised an error."""
         self._enter = enter
         self._failed = failed
-        self._queue: deque[LongCommand] = deque()
+        self.queue: deque[LongCommand] = deque()
         self._room = 0  # left in this turn for first slices
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
     def begin_turn(self) -> None:
         self._room = limits.LONG_TURN_UNITS
@@ -81,7 +78,7 @@ class LongCommands:
 
         `refusable`: False for work that no client would retry.
         """
-        is_full = refusable and len(self._queue) >= limits.LONG_COMMANDS_MAX
+        is_full = refusable and len(self.queue) >= limits.LONG_COMMANDS_MAX
         if is_full and isinstance(command, Change):
             raise _too_many()
         long = LongCommand(token, command, log, work)
@@ -92,14 +89,14 @@ class LongCommands:
         if is_full:
             work.close()
             raise _too_many()
-        self._queue.append(long)
+        self.queue.append(long)
 
     def run_slices(self) -> None:
         """Do one turn's share of work."""
         room = limits.LONG_TURN_UNITS
         pending: list[LongCommand] = []
-        while room > 0 and self._queue:
-            long = self._queue.popleft()
+        while room > 0 and self.queue:
+            long = self.queue.popleft()
             try:
                 self._enter(long)
             except UpkeepPending:  # continues when its topic's upkeep is done
@@ -114,8 +111,8 @@ class LongCommands:
                 room -= self._fail(long, error)
                 continue
             if not long.done:
-                self._queue.append(long)
-        self._queue.extend(pending)
+                self.queue.append(long)
+        self.queue.extend(pending)
 
     def _fail(self, long: LongCommand, error: Exception) -> int:
         long.work.close()
@@ -124,9 +121,9 @@ class LongCommands:
 
     def end(self, matches_token: Callable[[object], bool] = lambda token: True) -> list[LongCommand]:
         """End the commands with a matching token and return them. The caller must answer them."""
-        ended = [long for long in self._queue if matches_token(long.token)]
+        ended = [long for long in self.queue if matches_token(long.token)]
         if ended:
-            self._queue = deque(long for long in self._queue if not matches_token(long.token))
+            self.queue = deque(long for long in self.queue if not matches_token(long.token))
         for long in ended:
             long.work.close()
         return ended

@@ -215,7 +215,7 @@ class ShardState:
     def handle(self, token: object, command: cmd.Command) -> None:
         self._command = command
         try:
-            if self.upkeep:
+            if self.upkeep.queue:
                 self._queue_behind_upkeep(getattr(command, "topic", ""))
             self.handlers[type(command)](token, command)
         except (Postpone, UpkeepPending, TopicsError, OSError) as error:

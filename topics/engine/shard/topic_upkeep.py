@@ -62,24 +62,21 @@ class Upkeep:
     def __init__(self, work_of: Callable[[TopicLog], Work]) -> None:
         """`work_of` returns all the upkeep a topic needs now."""
         self._work_of = work_of
-        self._queue: dict[int, _QueuedTopic] = {}
+        self.queue: dict[int, _QueuedTopic] = {}  # topics with upkeep or waiting requests, by id
         self._resumed: _QueuedTopic | None = None  # the topic whose waiting requests are being resumed
         self._room = limits.LONG_TURN_UNITS  # left in this turn for work that starts in it
-
-    def __bool__(self) -> bool:
-        return bool(self._queue)
 
     def begin_turn(self) -> None:
         self._room = limits.LONG_TURN_UNITS
 
     def is_queued(self, log: TopicLog) -> bool:
         """Whether a new request to this topic must wait."""
-        queued = self._queue.get(log.id)
+        queued = self.queue.get(log.id)
         return queued is not None and queued is not self._resumed
 
     def run(self, log: TopicLog) -> None:
         """Do a topic's upkeep, or queue it and raise UpkeepPending."""
-        queued = self._queue.get(log.id)
+        queued = self.queue.get(log.id)
         if queued is None or (queued is self._resumed and queued.work is None):
             begun = _QueuedTopic(log, self._work_of(log))
             if self._room > 0:
@@ -89,22 +86,22 @@ class Upkeep:
             if begun.work is None:
                 return
             if queued is None:
-                self._queue[log.id] = begun
+                self.queue[log.id] = begun
             else:
                 queued.work = begun.work
         raise UpkeepPending(log)
 
     def enqueue(self, log: TopicLog) -> None:
         """Queue a topic for upkeep from the next turn on, even without requests."""
-        queued = self._queue.get(log.id)
+        queued = self.queue.get(log.id)
         if queued is None:
-            self._queue[log.id] = _QueuedTopic(log, self._work_of(log))
+            self.queue[log.id] = _QueuedTopic(log, self._work_of(log))
         elif queued.work is None:
             queued.work = self._work_of(log)
 
     def wait(self, log: TopicLog, resume: Resume, *, token: object = None, name: object = None) -> None:
         """Call `resume` when the topic's upkeep is done, once per `name`. `token`: identifies it for `withdraw`."""
-        queued = self._queue[log.id]
+        queued = self.queue[log.id]
         if name is not None:
             if name in queued.names:
                 return
@@ -117,7 +114,7 @@ class Upkeep:
     def run_slices(self) -> Iterator[None]:
         """Do one turn's share of work. Yields after each request that was resumed."""
         room, answers = limits.LONG_TURN_UNITS, limits.UPKEEP_RESUMED_MAX
-        for queued in list(self._queue.values()):
+        for queued in list(self.queue.values()):
             room -= queued.advance(room)
             if queued.work is None:
                 queued.names.clear()
@@ -131,16 +128,16 @@ class Upkeep:
             finally:
                 self._resumed = None
             # To the end of the queue, so that other topics go first in the next turn.
-            del self._queue[queued.log.id]
+            del self.queue[queued.log.id]
             if queued.work is not None or queued.waiting:
-                self._queue[queued.log.id] = queued
+                self.queue[queued.log.id] = queued
             if room <= 0 or not answers:
                 return
 
     def withdraw(self, matches_token: Callable[[object], bool]) -> bool:
         """Drop waiting requests with a matching token; returns whether there were any."""
         found = False
-        for queued in self._queue.values():
+        for queued in self.queue.values():
             kept = deque(entry for entry in queued.waiting if entry[0] is None or not matches_token(entry[0]))
             found = found or len(kept) < len(queued.waiting)
             queued.waiting = kept

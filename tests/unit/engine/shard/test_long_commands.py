@@ -56,7 +56,7 @@ def test_little_work_is_done_at_once():
     line = Line()
     line.start("a", limits.LONG_TURN_UNITS - 100)
     assert line.finished == ["a"]
-    assert not line.long
+    assert not line.long.queue
 
 
 def test_first_slices_of_one_turn_share_what_it_has():
@@ -91,7 +91,7 @@ def test_with_too_many_under_way_more_are_refused_but_little_work_is_done():
     with pytest.raises(Throttled) as refused:
         line.start("large", 1 << 40)
     assert refused.value.detail == {"limit": "long_commands", "max": limits.LONG_COMMANDS_MAX}
-    assert len(line.long) == limits.LONG_COMMANDS_MAX
+    assert len(line.long.queue) == limits.LONG_COMMANDS_MAX
 
 
 def test_with_too_many_under_way_a_change_is_refused_before_it_begins():
@@ -103,7 +103,7 @@ def test_with_too_many_under_way_a_change_is_refused_before_it_begins():
         line.start("change", 100, CHANGE)
     assert "change" not in line.worked
     line.start("has to end", limits.LONG_TURN_UNITS * 2, CHANGE, refusable=False)
-    assert len(line.long) == limits.LONG_COMMANDS_MAX + 1
+    assert len(line.long.queue) == limits.LONG_COMMANDS_MAX + 1
 
 
 def test_a_topic_that_goes_ends_its_commands():
@@ -114,7 +114,7 @@ def test_a_topic_that_goes_ends_its_commands():
     line.turn()
     assert [(token, type(error)) for token, error in line.failures] == [("a", TopicNotFound)]
     assert [long.token for long in line.long.end()] == ["b"]
-    assert not line.long
+    assert not line.long.queue
 
 
 def test_ended_ones_are_closed_and_others_go_on():

@@ -99,7 +99,7 @@ def test_a_topic_that_cannot_be_read_is_an_error_for_all_who_wait_and_is_tried_a
         raise OSError(errno.EIO, "the disk is away")
 
     h.line.each_call = fail
-    while h.engine.shard.state.upkeep:
+    while h.engine.shard.state.upkeep.queue:
         h.ask()
     assert [isinstance(h.replies[token], TopicsError) for token in tokens] == [True, True]
     h.line.each_call = lambda: None
@@ -206,7 +206,7 @@ def test_a_standing_task_is_not_held_up_by_a_topic_in_line() -> None:
     h.engine.shard.state.upkeep_now(log)
     assert not log.is_unloaded
     h.rest()
-    assert not h.engine.shard.state.upkeep
+    assert not h.engine.shard.state.upkeep.queue
 
 
 STEPS = 12
@@ -323,7 +323,7 @@ def test_a_failed_commit_evicts_nothing() -> None:
     h.rest()
     h.line.each_call = lambda: (_ for _ in ()).throw(OSError(errno.EIO, "the disk is away"))
     (token,) = h.ask(c.PutTopic("t", TopicConfig(cap_records=1)))
-    while h.engine.shard.state.read_only is None or h.engine.shard.state.upkeep:
+    while h.engine.shard.state.read_only is None or h.engine.shard.state.upkeep.queue:
         h.ask()
         if h.jobs:
             h.run_job()

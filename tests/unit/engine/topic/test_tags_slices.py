@@ -251,7 +251,7 @@ def test_an_erase_that_a_crash_cuts_short_leaves_no_bytes_of_what_it_deleted(
         h.engine.checkpoint()
         while h.engine.counters["checkpoints"] < 2:
             h.run_job() if h.jobs else h.ask()
-    assert h.engine.shard.state.long
+    assert h.engine.shard.state.long.queue
     h.kill_and_open()
     left = set(h.seqs("t"))
     assert 0 < len(left) <= 100
