@@ -85,15 +85,15 @@ def erased_and_killed() -> Harness:
 
 @fault(
     "segment",
-    "the index of a cold segment that an erase has just made anew rots before the next checkpoint",
+    "the index of a cold segment that an erase has just made anew is corrupted before the next checkpoint",
     "it is fetched from its copy in the cold tier, and nothing is lost",
 )
 @pytest.mark.parametrize("suffix", ["sum", "idx"])
-@pytest.mark.parametrize("how", ["rots", "goes"])
+@pytest.mark.parametrize("how", ["is corrupted", "goes"])
 def test_an_index_that_is_damaged_is_fetched_from_the_cold_tier(suffix: str, how: str) -> None:
     h = erased_and_killed()
     (path,) = [path for path in h.disk.paths() if path.endswith(f"seg-0000000000000001-1.{suffix}")]
-    if how == "rots":
+    if how == "is corrupted":
         h.disk.flip_bit(path, 20, 1)
     else:
         h.disk.remove(path)
@@ -107,7 +107,7 @@ def test_an_index_that_is_damaged_is_fetched_from_the_cold_tier(suffix: str, how
 
 @fault(
     "segment",
-    "the index of a cold segment rots whose records an erase has just replaced, before the next checkpoint",
+    "the index of a cold segment is corrupted whose records an erase has just replaced, before the next checkpoint",
     "the new generation, which only the log names, is read at once, and nothing is lost",
 )
 @pytest.mark.parametrize("suffix", ["sum", "idx"])

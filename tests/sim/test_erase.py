@@ -585,7 +585,7 @@ def rot_of_the_delete(h: Harness) -> None:
 @pytest.mark.parametrize("place", [place for place in PLACES if place is not in_two_generations])
 @fault(
     "log file",
-    "the delete of an erased record rots",
+    "the delete of an erased record is corrupted",
     "the record does not come back as zeros, neither in the read-only shard nor after a repair",
 )
 def test_erased_record_stays_away_though_its_delete_is_lost(place: Callable[[], Harness]) -> None:
@@ -681,15 +681,15 @@ def test_erase_reaches_an_entry_behind_a_gap() -> None:
 
 @fault(
     "snapshot",
-    "one or both rot, and then a record that rides in them is erased",
-    "it is answered when the rotten ones are gone and another one has taken their place",
+    "one or both are corrupted, and then a record that rides in them is erased",
+    "it is answered when the corrupt ones are gone and another one has taken their place",
 )
 @pytest.mark.parametrize(
     ("rotten", "restart"),
     [((0,), False), ((0,), True), ((1,), False), ((1,), True), ((0, 1), False)],
     ids=["older", "older, then a start", "newest", "newest, then a start", "both"],
 )
-def test_erase_reaches_a_rotten_snapshot(rotten: tuple[int, ...], restart: bool) -> None:
+def test_erase_reaches_a_corrupt_snapshot(rotten: tuple[int, ...], restart: bool) -> None:
     h = in_a_snapshot_row()
     rest = others(h)
     for i in rotten:
@@ -707,23 +707,23 @@ def test_erase_reaches_a_rotten_snapshot(rotten: tuple[int, ...], restart: bool)
     assert len(h.rows("t")) == len(rest) + 1
 
 
-def rotten_snapshot() -> Harness:
+def corrupt_snapshot() -> Harness:
     h = in_a_snapshot_row()
     h.disk.flip_bit(h.snapshots()[1], 40, 1)
     return h
 
 
 @pytest.mark.parametrize("how", ["kill", "power_cut"])
-def test_crash_at_every_call_of_an_erase_that_meets_a_rotten_snapshot(how: str) -> None:
-    assert crash_everywhere(rotten_snapshot, how) > 20
+def test_crash_at_every_call_of_an_erase_that_meets_a_corrupt_snapshot(how: str) -> None:
+    assert crash_everywhere(corrupt_snapshot, how) > 20
 
 
 @fault(
     "log file",
-    "the header of a file rots, and then a record is erased",
+    "the header of a file is corrupted, and then a record is erased",
     "the outcome is called unknown; the shard is read-only",
 )
-def test_erase_that_meets_a_rotten_log_header_is_answered() -> None:
+def test_erase_that_meets_a_corrupt_log_header_is_answered() -> None:
     h = in_the_log()
     h.disk.flip_bit(h.wal_files()[0], 8, 0)
     assert h.refused(ERASE, ShardReadOnly).detail["outcome"] == "unknown"

@@ -109,7 +109,7 @@ def cases(where: str, what: str, fields: list[Field], expected: str, seen: str =
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    cases("log file", "rot in the {} in the header of a used log file", LOG_HEADER, REFUSED),
+    cases("log file", "corruption in the {} in the header of a used log file", LOG_HEADER, REFUSED),
 )
 def test_header_of_a_log_file(offset: int, length: int, expected: str) -> None:
     shard_files = ShardFiles()
@@ -122,7 +122,7 @@ def test_header_of_a_log_file(offset: int, length: int, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    cases("log file", "rot in the {} of an entry, with synced entries after it", ENVELOPE, READ_ONLY),
+    cases("log file", "corruption in the {} of an entry, with synced entries after it", ENVELOPE, READ_ONLY),
 )
 def test_entry_in_the_middle_of_the_log(offset: int, length: int, expected: str) -> None:
     shard_files = ShardFiles()
@@ -136,7 +136,7 @@ def test_entry_in_the_middle_of_the_log(offset: int, length: int, expected: str)
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    cases("log file", "rot in the {} of the very last entry of the log", ENVELOPE, CUT),
+    cases("log file", "corruption in the {} of the very last entry of the log", ENVELOPE, CUT),
 )
 def test_last_entry_of_the_log(offset: int, length: int, expected: str) -> None:
     """No later entry shows that it was synced. A power cut in the middle of the write leaves the same bytes."""
@@ -149,7 +149,7 @@ def test_last_entry_of_the_log(offset: int, length: int, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    cases("log file", "rot in the {} of a record in the log", FRAME, READ_ONLY),
+    cases("log file", "corruption in the {} of a record in the log", FRAME, READ_ONLY),
 )
 def test_record_in_the_log(offset: int, length: int, expected: str) -> None:
     shard_files = ShardFiles()
@@ -158,7 +158,7 @@ def test_record_in_the_log(offset: int, length: int, expected: str) -> None:
     assert shard_files.outcome() == expected
 
 
-@fault("log file", "any byte of an entry that two snapshots contain rots", SEEN[SERVED])
+@fault("log file", "any byte of an entry that two snapshots contain is corrupted", SEEN[SERVED])
 @pytest.mark.parametrize("step", range(5))
 def test_entries_that_snapshots_contain(step: int) -> None:
     shard_files = ShardFiles()
@@ -193,7 +193,7 @@ def snapshot_fields() -> list[Field]:
     ("offset", "length", "expected"),
     cases(
         "snapshot",
-        "rot in {} of the newest snapshot",
+        "corruption in {} of the newest snapshot",
         snapshot_fields(),
         SERVED,
         "the older snapshot and the log give the same state; everything is served",
@@ -208,7 +208,7 @@ def test_newest_snapshot(offset: int, length: int, expected: str) -> None:
     assert len(shard_files.h.engine.report.skipped_snapshots) == 1, "the damaged snapshot was not skipped"
 
 
-@fault("snapshot", "any byte of the older snapshot rots", SEEN[SERVED])
+@fault("snapshot", "any byte of the older snapshot is corrupted", SEEN[SERVED])
 def test_older_snapshot() -> None:
     size = len(file_bytes(ShardFiles().disk, ShardFiles().snapshot(1)))
     for offset in [*range(8), *range(12, size, 17)]:
@@ -219,7 +219,7 @@ def test_older_snapshot() -> None:
 
 @fault(
     "snapshot",
-    "both snapshots rot while the log still reaches back to the beginning",
+    "both snapshots are corrupted while the log still reaches back to the beginning",
     "the log is replayed from its beginning; everything is served",
 )
 def test_both_snapshots() -> None:
@@ -246,7 +246,7 @@ def frame_at(shard_files: ShardFiles, path: str, seq: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    cases("segment", "rot in the {} of a record in a sealed segment", FRAME, ANNOUNCED),
+    cases("segment", "corruption in the {} of a record in a sealed segment", FRAME, ANNOUNCED),
 )
 def test_record_in_a_sealed_segment(offset: int, length: int, expected: str) -> None:
     shard_files = ShardFiles()
@@ -259,7 +259,7 @@ def test_record_in_a_sealed_segment(offset: int, length: int, expected: str) -> 
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    cases("segment", "rot in the {} of a record in an open segment", FRAME, ANNOUNCED),
+    cases("segment", "corruption in the {} of a record in an open segment", FRAME, ANNOUNCED),
 )
 def test_record_in_an_open_segment(offset: int, length: int, expected: str) -> None:
     shard_files = ShardFiles()
@@ -270,7 +270,7 @@ def test_record_in_an_open_segment(offset: int, length: int, expected: str) -> N
     assert shard_files.seen[1] == [(9, 9, "corrupt")]
 
 
-@fault("segment", "the header of a .data file rots", SEEN[SERVED])
+@fault("segment", "the header of a .data file is corrupted", SEEN[SERVED])
 @pytest.mark.parametrize("first_seq", [1, 9], ids=["sealed", "open"])
 @pytest.mark.parametrize(("name", "offset", "length"), HEADER)
 def test_header_of_records(first_seq: int, name: str, offset: int, length: int) -> None:
@@ -307,7 +307,7 @@ SUM_FIELDS = [
             field,
             marks=fault(
                 "segment",
-                f"rot in {field} in the .sum of a sealed segment",
+                f"corruption in {field} in the .sum of a sealed segment",
                 REBUILT,
             ),
         )
@@ -326,7 +326,7 @@ def test_sum_of_a_sealed_segment(field: str) -> None:
     ("offset", "length", "expected"),
     cases(
         "segment",
-        "rot in the {} of a .sum file",
+        "corruption in the {} of a .sum file",
         [*HEADER, ("digest", -8, 8)],
         SERVED,
         REBUILT,
@@ -345,10 +345,10 @@ def test_header_and_digest_of_a_sum(offset: int, length: int, expected: str) -> 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
     [
-        *cases("index", "rot in the {} in the header of an index", HEADER[:2], SERVED, REBUILT),
+        *cases("index", "corruption in the {} in the header of an index", HEADER[:2], SERVED, REBUILT),
         *cases(
             "index",
-            "rot in the {} of a row in a sealed index",
+            "corruption in the {} of a row in a sealed index",
             [(name, 16 + 32 + at, size) for name, at, size in ROW],
             SERVED,
             REBUILT,
@@ -366,10 +366,10 @@ def test_index_of_a_sealed_segment(offset: int, length: int, expected: str) -> N
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
     [
-        *cases("index", "rot in the {} in the header of an open index", HEADER[:2], SERVED, REBUILT),
+        *cases("index", "corruption in the {} in the header of an open index", HEADER[:2], SERVED, REBUILT),
         *cases(
             "index",
-            "rot in the {} of a row in an open index",
+            "corruption in the {} of a row in an open index",
             [(name, 16 + at, size) for name, at, size in ROW],
             SERVED,
             REBUILT,
@@ -417,8 +417,8 @@ def test_name_in_an_open_dictionary() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["idx", "dict"])
-@fault("index", "an open index rots while the shard runs, and the segment is then sealed", REBUILT)
-def test_rot_before_a_seal_is_not_sealed_in(suffix: str) -> None:
+@fault("index", "an open index is corrupted while the shard runs, and the segment is then sealed", REBUILT)
+def test_corruption_before_a_seal_is_not_sealed_in(suffix: str) -> None:
     shard_files = ShardFiles()
     h = shard_files.open()
     assert h.diff("t", 8, limit=2).tags == [b"odd", b"even"]
@@ -451,8 +451,8 @@ def dict_fields() -> list[Field]:
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
     [
-        *cases("index", "rot in the {} in the header of a dictionary", HEADER[:2], SERVED, REBUILT),
-        *cases("index", "rot in {} in a sealed dictionary", dict_fields(), SERVED, REBUILT),
+        *cases("index", "corruption in the {} in the header of a dictionary", HEADER[:2], SERVED, REBUILT),
+        *cases("index", "corruption in {} in a sealed dictionary", dict_fields(), SERVED, REBUILT),
     ],
 )
 def test_dictionary_of_a_sealed_segment(offset: int, length: int, expected: str) -> None:
@@ -468,7 +468,7 @@ def test_dictionary_of_a_sealed_segment(offset: int, length: int, expected: str)
     ("offset", "length", "expected"),
     cases(
         "segment",
-        "rot in the {} in the header of a .del file",
+        "corruption in the {} in the header of a .del file",
         HEADER[:2],
         SERVED,
         "everything is served: the snapshot has a digest of the marks, which are whole",
@@ -491,7 +491,7 @@ ALL_LOST = "the segment's records are announced as lost (corrupt); all others ar
 
 @pytest.mark.parametrize(
     ("offset", "length", "expected"),
-    cases("segment", "rot in the {} in a block of a .del file", MARKS, ANNOUNCED, ALL_LOST),
+    cases("segment", "corruption in the {} in a block of a .del file", MARKS, ANNOUNCED, ALL_LOST),
 )
 def test_marks_of_deleted_rows(offset: int, length: int, expected: str) -> None:
     """It is unknown which records are deleted: none may come back, and none may be lost without a tombstone."""
@@ -521,7 +521,7 @@ INTENT = f"{META_DIR}/intent-0000000000000001"
     ("offset", "length", "expected"),
     cases(
         "data directory",
-        "rot in the {} of a pending erase intent",
+        "corruption in the {} of a pending erase intent",
         [*HEADER, ("list of patches", 16, 6), ("digest", -8, 8)],
         REFUSED,
     ),
@@ -544,7 +544,9 @@ def test_pending_intent(offset: int, length: int, expected: str) -> None:
 
 @pytest.mark.parametrize("offset", [4, 60, 150])
 @fault(
-    "log file", "the first entry of a file that recovery began rots, with entries after it", SEEN[READ_ONLY]
+    "log file",
+    "the first entry of a file that recovery began is corrupted, with entries after it",
+    SEEN[READ_ONLY],
 )
 def test_first_entry_of_a_file_that_recovery_began(offset: int) -> None:
     """It is a copy of the end of the previous file, which is still there under the same number."""
@@ -566,10 +568,10 @@ def test_first_entry_of_a_file_that_recovery_began(offset: int) -> None:
 
 @fault(
     "segment",
-    "a record of an open segment rots while the shard runs, and the segment is then sealed",
+    "a record of an open segment is corrupted while the shard runs, and the segment is then sealed",
     SEEN[ANNOUNCED],
 )
-def test_record_that_rots_before_the_seal() -> None:
+def test_record_that_is_corrupted_before_the_seal() -> None:
     shard_files = ShardFiles()
     h = shard_files.open()
     path = shard_files.segment(9, "data")

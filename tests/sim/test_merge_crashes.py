@@ -236,7 +236,7 @@ def test_an_erase_that_goes_on_after_a_start_knows_of_staging() -> None:
     assert holders(h) == []
 
 
-def test_a_new_generation_that_has_rotted_leaves_the_old_one() -> None:
+def test_a_new_generation_that_is_corrupt_leaves_the_old_one() -> None:
     """Between the commit and the next snapshot the index of the output is damaged."""
     h, body = begin()
     before = seen(h)

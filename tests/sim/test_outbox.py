@@ -277,8 +277,8 @@ def test_letters_that_cannot_be_read_are_tried_again() -> None:
     assert len(texts(made, FAR)) == 5
 
 
-@fault("disk", "the record of a dead letter is rotten", "it is lost, and said so; the other letters arrive")
-def test_a_rotten_record_does_not_keep_back_the_other_letters() -> None:
+@fault("disk", "the record of a dead letter is corrupt", "it is lost, and said so; the other letters arrive")
+def test_a_corrupt_record_does_not_keep_back_the_other_letters() -> None:
     disks = disks_with_letters(FAR, numbered(1, 5, 3000))
     (segment,) = [path for path in disks[1].paths() if path.endswith(".data")]
     disks[1].flip_bit(segment, 5000)

@@ -155,10 +155,10 @@ def test_half_made_log_file_is_removed() -> None:
 
 @fault(
     "log file",
-    "a payload rots in the log, with synced entries after it",
+    "a payload is corrupted in the log, with synced entries after it",
     "the shard starts read-only and names the place; what lies before it is served",
 )
-def test_rot_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
+def test_corruption_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
     h = filled(5)
     h.kill()
     flip_in_envelope_of(h, numbered(2, 1)[0])
@@ -175,10 +175,10 @@ def test_rot_in_front_of_synced_data_starts_read_only_and_says_why() -> None:
 
 @fault(
     "log file",
-    "a shard with a rotten log is started again and again",
+    "a shard with a corrupt log is started again and again",
     "it stays read-only, and its log files are left as they are",
 )
-def test_rotten_log_is_left_as_it_is() -> None:
+def test_corrupt_log_is_left_as_it_is() -> None:
     h = filled(5)
     h.kill()
     flip_in_envelope_of(h, numbered(2, 1)[0])
@@ -191,7 +191,7 @@ def test_rotten_log_is_left_as_it_is() -> None:
     assert {path: file_bytes(h.disk, path) for path in before} == before
 
 
-def test_rotten_header_of_a_used_log_file_is_refused() -> None:
+def test_corrupt_header_of_a_used_log_file_is_refused() -> None:
     h = filled(3)
     h.kill()
     h.disk.flip_bit(h.wal_files()[0], 30)
@@ -199,8 +199,8 @@ def test_rotten_header_of_a_used_log_file_is_refused() -> None:
         h.open()
 
 
-@fault("log file", "any byte of an entry that two snapshots contain rots", "everything is served")
-def test_rotten_entry_that_a_snapshot_contains_does_no_harm() -> None:
+@fault("log file", "any byte of an entry that two snapshots contain is corrupted", "everything is served")
+def test_corrupt_entry_that_a_snapshot_contains_does_no_harm() -> None:
     h = filled(5)
     h.checkpoint()
     h.append("t", *numbered(6, 1))

@@ -547,7 +547,7 @@ def test_a_repair_without_snapshots_gives_no_id_that_counts_as_dropped() -> None
     assert made in fleet.open_shards[1].engine.shard.state.owned_ids
 
 
-def test_one_snapshot_may_rot_at_once() -> None:
+def test_one_snapshot_may_be_corrupted_at_once() -> None:
     fleet, before = fleet_of()
     fleet.reshard(3)
     for shard in range(3):

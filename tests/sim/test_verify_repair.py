@@ -159,7 +159,7 @@ def rotate(h: Harness, topic: str, first: int, count: int) -> None:
 
 @fault(
     "log file",
-    "an entry rots in front of synced ones, then --repair",
+    "an entry is corrupted in front of synced ones, then --repair",
     "what follows is kept; exactly the missing seqs are announced",
 )
 def test_entries_after_a_corrupt_one_are_kept() -> None:
@@ -233,7 +233,7 @@ def test_all_log_files_are_missing() -> None:
 
 @fault(
     "log file",
-    "the entry that made a topic rots, then --repair",
+    "the entry that made a topic is corrupted, then --repair",
     "its records are kept under a name that says so",
 )
 def test_a_topic_whose_making_is_lost_gets_a_name() -> None:
@@ -340,7 +340,7 @@ def test_a_log_of_zeros_is_damage(kept: int) -> None:
     "not taken for a file of a later version: what it may have held is announced, and the shard starts",
 )
 @pytest.mark.parametrize("rot", [b"\xff" * 400, b"x" * 400, random.Random(7).randbytes(400)])
-def test_a_rotten_header_is_not_a_later_version(rot: bytes) -> None:
+def test_a_corrupt_header_is_not_a_later_version(rot: bytes) -> None:
     h = Harness(CONFIG)
     h.put("t", FSYNC)
     h.append("t", *numbered(1, 3))
@@ -360,10 +360,10 @@ def entry_with(d: Damaged, text: bytes) -> tuple[str, int]:
 
 @fault(
     "log file",
-    "an entry rots in front of the entries that made other topics, then --repair",
+    "an entry is corrupted in front of the entries that made other topics, then --repair",
     "these topics keep their names, their config and all their records",
 )
-def test_topics_made_behind_a_rotten_entry_are_untouched() -> None:
+def test_topics_made_behind_a_corrupt_entry_are_untouched() -> None:
     h = Harness(CONFIG)
     for topic in ("alpha", "gamma", "delta"):
         h.put(topic, DISK if topic == "gamma" else FSYNC)
@@ -385,10 +385,10 @@ def test_topics_made_behind_a_rotten_entry_are_untouched() -> None:
 
 @fault(
     "log file",
-    "the entry that deleted a topic rots, its name was given again, then --repair",
+    "the entry that deleted a topic is corrupted, its name was given again, then --repair",
     "the name is the new topic's; the old one stays deleted",
 )
-def test_a_name_that_was_given_again_behind_a_rotten_delete() -> None:
+def test_a_name_that_was_given_again_behind_a_corrupt_delete() -> None:
     h = Harness(CONFIG)
     h.put("t", FSYNC)
     h.append("t", b"of the old one")
@@ -409,10 +409,10 @@ def test_a_name_that_was_given_again_behind_a_rotten_delete() -> None:
 
 @fault(
     "log file",
-    "the copy that a recovery made of the log's tail rots, then --repair",
+    "the copy that a recovery made of the log's tail is corrupted, then --repair",
     "the tail itself is still there and is used",
 )
-def test_the_copy_of_the_tail_rots() -> None:
+def test_the_copy_of_the_tail_is_corrupted() -> None:
     h = Harness(CONFIG)
     h.put("t", FSYNC)
     h.append("t", *numbered(1, 2))
@@ -452,11 +452,11 @@ def stopped(*, clean: bool, starts: int = 2) -> Damaged:
 
 @fault(
     "log file",
-    "the only entry rots after a clean stop, then --repair",
+    "the only entry is corrupted after a clean stop, then --repair",
     "nothing is lost and nothing is announced: the snapshot contains it",
 )
 @pytest.mark.parametrize("what", ["head", "body", "all", "zeros", "cut"])
-def test_the_only_entry_rots_after_a_clean_stop(what: str) -> None:
+def test_the_only_entry_is_corrupted_after_a_clean_stop(what: str) -> None:
     whole = stopped(clean=True)
     ((path, envelope),) = whole.envelopes()
     begin, data = envelope.start - ENVELOPE_BYTES, whole.bytes(path)
@@ -489,10 +489,10 @@ def test_the_only_entry_rots_after_a_clean_stop(what: str) -> None:
 
 @fault(
     "log file",
-    "the only entry rots after a kill, then --repair",
+    "the only entry is corrupted after a kill, then --repair",
     "what the bytes could hold is announced, or nothing when its head says that the snapshot contains it",
 )
-def test_the_only_entry_rots_after_a_kill() -> None:
+def test_the_only_entry_is_corrupted_after_a_kill() -> None:
     whole = stopped(clean=False)
     *_, (path, last) = whole.envelopes()
     others = [p for p, _ in whole.envelopes() if p != path]
@@ -523,7 +523,7 @@ def lights_out(h: Harness) -> None:
 
 @fault(
     "log file",
-    "one byte of any entry rots after a stop or a kill, then --repair",
+    "one byte of any entry is corrupted after a stop or a kill, then --repair",
     "what is lost is announced, and not much more than the entry could hold",
 )
 @pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
@@ -619,10 +619,10 @@ def test_a_log_file_of_another_shard_is_put_aside() -> None:
 
 @fault(
     "snapshot",
-    "both snapshots rot, then --repair",
+    "both snapshots are corrupted, then --repair",
     "topics are made again from segments and log; what is gone is announced",
 )
-def test_both_snapshots_rot() -> None:
+def test_both_snapshots_corrupted() -> None:
     d = shard()
     for path in d.disk.paths():
         if path.startswith(f"{META_DIR}/snap-"):
@@ -679,10 +679,10 @@ def test_missing_marks_are_reported() -> None:
 
 @fault(
     "segment",
-    "several records of one segment rot, then --repair",
+    "several records of one segment are corrupted, then --repair",
     "each is announced, the others are kept with tags and nodes",
 )
-def test_several_rotten_records() -> None:
+def test_several_corrupt_records() -> None:
     d = shard()
     path = next(path for path in d.disk.paths() if path.endswith("400/seg-0000000000000005-0.data"))
     data = d.bytes(path)
@@ -698,9 +698,11 @@ def test_several_rotten_records() -> None:
 
 
 @fault(
-    "segment", "an erase intent rots, then --repair", "it is put aside, and the report says what that means"
+    "segment",
+    "an erase intent is corrupted, then --repair",
+    "it is put aside, and the report says what that means",
 )
-def test_a_rotten_intent() -> None:
+def test_a_corrupt_intent() -> None:
     d = shard()
     overwrite(d.disk, f"{META_DIR}/intent-0000000000000001", b"not an intent at all")
     assert [finding.path for finding in d.damage()] == [f"{META_DIR}/intent-0000000000000001"]

@@ -183,7 +183,7 @@ class Acks:
 
     def _evictable(self, era: Era, op: Op) -> bool:
         assert op.answered_at is not None
-        if self.line.rotten < op.answered_at or era.segments.start > 0 or len(era.segments) > 1:
+        if self.line.corrupted_at < op.answered_at or era.segments.start > 0 or len(era.segments) > 1:
             return True
         return any(
             config["ttl_ms"] or config["cap_records"] or config["cap_bytes"]

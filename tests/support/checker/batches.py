@@ -226,7 +226,7 @@ class Batches:
         first: dict[int, Ack] = {}
         counts = {variant.count for variant in batch.variants.values() if variant.tries}
         for ack in batch.acks:
-            if ack.count not in counts and ledger.line.rotten > ack.answered:
+            if ack.count not in counts and ledger.line.corrupted_at > ack.answered:
                 ledger.blame(
                     "txn-count", f"{ack.count} records of {batch}, which has {counts}: {name_of(ack.op)}"
                 )
@@ -331,7 +331,7 @@ class Batches:
         """When all is quiet, or after it was acknowledged, it is complete if any of it is there. If the topic became
         ephemeral between two pieces, a crash may take the later ones.
         """
-        if all(places) or ledger.line.rotten < FOREVER:
+        if all(places) or ledger.line.corrupted_at < FOREVER:
             return
         era = next(place.era for place in places if place is not None)
         classes = {config["durability"] for config in ledger.line.ever(FOREVER, era.instance)}

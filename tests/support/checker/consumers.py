@@ -133,7 +133,7 @@ class Consumer:
         line = self.jobs.line
         if event.kind == "power" or any(end == (event.until or event.at) for _, end in line.latches):
             return False
-        if line.rotten < event.at:
+        if line.corrupted_at < event.at:
             return False
         configs = [c for instance in range(len(line.back)) for c in line.ever(FOREVER, instance)]
         kept = bool(self.name) or all(config["leases_durable"] for config in configs)
@@ -378,6 +378,10 @@ class Consumer:
         placed = era.records.get(lease.seq)
         limits = ("ttl_ms", "cap_records", "cap_bytes", "cap_per_tag")
         configs = self.jobs.line.ever(by, era.instance)
-        if placed is None or self.jobs.line.rotten < by or any(c[name] for c in configs for name in limits):
+        if (
+            placed is None
+            or self.jobs.line.corrupted_at < by
+            or any(c[name] for c in configs for name in limits)
+        ):
             return True
         return missing.may_be_gone(era, placed, by)

@@ -103,7 +103,7 @@ class Copies:
         configs = [config for i in range(len(line.back)) for config in line.ever(FOREVER, i)]
         return (
             self._holes.get(topic, False)
-            or line.rotten < FOREVER
+            or line.corrupted_at < FOREVER
             or line.may_lose
             or any(_retains_less(config) for config in configs)
         )
@@ -266,7 +266,7 @@ class Flow:
         for page in self.dest.pages:
             if page.era is not None:
                 self._check_order(page, page.era)
-        if self.source.line.rotten < FOREVER or self.dest.line.rotten < FOREVER:
+        if self.source.line.corrupted_at < FOREVER or self.dest.line.corrupted_at < FOREVER:
             return
         for page in self.dest.pages:
             if page.segment is not None and _is_whole(page):
@@ -464,7 +464,7 @@ class Totals:
 
     def check(self) -> None:
         told = sorted(self._told(), key=lambda row: row[0].answered_at or 0)
-        if self.dest.line.rotten < FOREVER:
+        if self.dest.line.corrupted_at < FOREVER:
             return
         for (one, before), (two, after) in itertools.combinations(told, 2):
             assert one.answered_at is not None
@@ -514,7 +514,7 @@ class Totals:
         least = sum(
             not flow.may_lack(one, look)
             for flow in self.flows
-            if flow.source.line.rotten == FOREVER
+            if flow.source.line.corrupted_at == FOREVER
             for one in flow.due(look)
         )
         if total < least:

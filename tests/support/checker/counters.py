@@ -149,7 +149,11 @@ class Counters:
     def _highest(self, era: Era) -> HighestBefore | None:
         """The highest seq that can have been assigned; None when a crash may have skipped some."""
         line = self.line
-        if line.back[era.instance] != era.instance or line.rotten < FOREVER or self.ledger.may_have_holes:
+        if (
+            line.back[era.instance] != era.instance
+            or line.corrupted_at < FOREVER
+            or self.ledger.may_have_holes
+        ):
             return None
         places = [p for other in self.ledger.eras if other.instance == era.instance for p in other.places]
         return HighestBefore().fill([(place.write.sent, place.end, place.write.ops[0]) for place in places])
@@ -176,7 +180,7 @@ class Counters:
                 continue
             low = known.before(observation.sent)
             if (
-                observation.earliest < low and self.line.rotten > observation.answered
+                observation.earliest < low and self.line.corrupted_at > observation.answered
             ):  # damage is found again by each reader
                 why = known.why(observation.sent)
                 self.blame(
@@ -200,7 +204,7 @@ class Counters:
 
     def _lasting(self, era: Era, segment: int) -> list[tuple[int, int]]:
         """Records that nothing can have removed, and since when they are known."""
-        if self._retains_less(era, FOREVER) or self.line.rotten < FOREVER:
+        if self._retains_less(era, FOREVER) or self.line.corrupted_at < FOREVER:
             return []
         found = []
         for seq in sorted(era.records):
@@ -254,7 +258,7 @@ class Counters:
     def _expires(self, page: Read) -> bool:
         assert page.era is not None
         line = self.line
-        if line.rotten < page.answered or any(
+        if line.corrupted_at < page.answered or any(
             c["ttl_ms"] for c in line.ever(page.answered, page.era.instance)
         ):
             return True
@@ -272,14 +276,14 @@ class Counters:
         era = self.ledger.eras[self.line.era[segment]]
         solid, going, sent, gone = self._moments(era, segment)
         least = bisect_left(solid, observation.sent) - bisect_left(going, observation.answered)
-        if self._retains_less(era, observation.answered) or self.line.rotten < observation.answered:
+        if self._retains_less(era, observation.answered) or self.line.corrupted_at < observation.answered:
             least = 0
         if observation.count < least:
             self.blame(
                 "count",
                 f"{observation.count} records of {name_of(observation.op)}: there are at least {least}",
             )
-        if self.line.back[era.instance] != era.instance or self.line.rotten < observation.answered:
+        if self.line.back[era.instance] != era.instance or self.line.corrupted_at < observation.answered:
             return
         most = bisect_left(sent, observation.answered) - bisect_left(gone, observation.sent)
         most += self.ledger.unplaced[era.number].before(observation.answered)

@@ -102,7 +102,7 @@ class DeadLetters:
         line = source.line
         names = ("ttl_ms", "cap_records", "cap_bytes", "cap_per_tag")
         configs = [config for i in range(len(line.back)) for config in line.ever(FOREVER, i)]
-        return line.rotten < FOREVER or any(config[name] for config in configs for name in names)
+        return line.corrupted_at < FOREVER or any(config[name] for config in configs for name in names)
 
     def _check_moved(self, source: Jobs, read: Read, era: Era, segment: int, page: Op) -> None:
         here = {shown_key(record) for record in page.answer["records"]}

@@ -169,7 +169,7 @@ class Deletes:
 
     def _certainly_lives(self, era: Era, placed: Placed, delete: Delete) -> bool:
         """When the delete was executed: no TTL, no cap, no other delete can have removed it before, and no damage."""
-        if placed.sent.ttl_ms or self.ledger.line.rotten < delete.settled:
+        if placed.sent.ttl_ms or self.ledger.line.corrupted_at < delete.settled:
             return False
         configs = self.ledger.line.ever(delete.settled, era.instance)
         if any(c["ttl_ms"] or c["cap_records"] or c["cap_bytes"] or c["cap_per_tag"] for c in configs):

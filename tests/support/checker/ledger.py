@@ -256,7 +256,7 @@ class Ledger:
             if older.instance != era.instance:
                 continue
             start = line.cuts[era.segments.start - 1].start
-            if line.rotten < start:
+            if line.corrupted_at < start:
                 continue
             if any(config["durability"] == "ephemeral" for config in line.ever(start, era.instance)):
                 continue

@@ -72,7 +72,7 @@ class Lookups:
         return None
 
     def _may_shrink(self, era: Era, by: int) -> bool:
-        return self.line.rotten < by or any(
+        return self.line.corrupted_at < by or any(
             config["ttl_ms"] or config["cap_records"] or config["cap_bytes"]
             for config in self.line.ever(by, era.instance)
         )

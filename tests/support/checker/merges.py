@@ -50,7 +50,7 @@ def check_plans(ledger: Ledger, ops: list[Op]) -> None:
 def check_scan(ledger: Ledger, missing: Missing, read: Read) -> None:
     """Everything known before the pin, and neither deleted nor expired, is in its files."""
     era, answer, line = read.era, read.op.answer, ledger.line
-    if era is None or read.segment is None or line.rotten < FOREVER:
+    if era is None or read.segment is None or line.corrupted_at < FOREVER:
         return
     if any(a >= b for a, b in zip(read.seqs, read.seqs[1:], strict=False)):
         ledger.blame("scan", f"seqs do not ascend: {name_of(read.op)}")

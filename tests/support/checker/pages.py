@@ -280,7 +280,7 @@ class Missing:
                 )
         elif reason == "from_seq_too_old":
             self._some_gap(read, tombstone)
-        elif self.line.rotten > read.answered:
+        elif self.line.corrupted_at > read.answered:
             self.blame("tombstone", f"corrupt, but nothing was damaged: {self._brief(read)}")
         assert read.era is not None
         for placed in self._placed_between(read.era, first, last):
@@ -289,7 +289,7 @@ class Missing:
 
     def _some_gap(self, read: Read, tombstone: dict[str, Any]) -> None:
         """A stream gives no reason for a gap at its beginning: any reason is accepted."""
-        if self.line.rotten < read.answered or self.ledger.may_have_holes:
+        if self.line.corrupted_at < read.answered or self.ledger.may_have_holes:
             return
         found: list[Problem] = []
         for reason in ("cap", "ttl", "mixed", "crash"):
@@ -337,7 +337,7 @@ class Missing:
             self.blame("tombstone", f"{wrong}: {self._brief(read)}")
 
     def _may_have_fallen(self, read: Read) -> bool:
-        return read.era is None or read.era.number > 0 or self.line.rotten < read.answered
+        return read.era is None or read.era.number > 0 or self.line.corrupted_at < read.answered
 
     def _crash(self, read: Read, first: int, last: int) -> None:
         assert read.era is not None
@@ -446,7 +446,7 @@ class Missing:
     def _unknown(self, read: Read, era: Era, seq: int, count: int) -> tuple[str, str] | None:
         """A seq without a known record: a write of unknown outcome got it, and then it was removed."""
         line = self.line
-        if line.back[era.instance] != era.instance or line.rotten < read.answered:
+        if line.back[era.instance] != era.instance or line.corrupted_at < read.answered:
             return None
         start = era.segments.start
         if start and line.cuts[start - 1].kind in ("wipe", "fallback"):

@@ -44,7 +44,7 @@ class Takeover:
     def _expires(self, claim: Op) -> bool:
         assert claim.answered_at is not None
         configs = [c for i in range(len(self.line.back)) for c in self.line.ever(claim.answered_at, i)]
-        return self.line.rotten < claim.answered_at or any(config["ttl_ms"] for config in configs)
+        return self.line.corrupted_at < claim.answered_at or any(config["ttl_ms"] for config in configs)
 
     def _check_queue(self, claim: Op, records: list[dict[str, Any]], state: Op) -> None:
         if self.consumer.jobs.moves is not None:

@@ -4,7 +4,7 @@
 |---|---|---|
 | drop | a topic was, or may have been, deleted | a new instance: nothing of the old one may be seen |
 | wipe | any restart of an `ephemeral` topic | a new era: seqs may be used again, records are gone |
-| fallback | a crash of a `memory` topic; rot that made the server read-only | a new era: any record may be gone |
+| fallback | a crash of a `memory` topic; corruption that made the server read-only | a new era: any record may be gone |
 | tail | a power cut of a `disk` topic | the same era: seqs stay, the newest records may be gone (announced), deletes undone |
 
 `fsync` topics are affected by drops only. After a failed disk call the next restart is as bad as a power cut.
@@ -92,7 +92,7 @@ class Timeline:
     restarts: list[Event] = field(default_factory=list)  # of its shard's worker
     overs: list[Event] = field(default_factory=list)  # no lease survived these
     calms: list[int] = field(default_factory=list)
-    rotten: int = FOREVER  # the first rot that can affect the topic
+    corrupted_at: int = FOREVER  # the first corruption that can affect the topic
     skipped: int = FOREVER  # the first crash after which seqs of a `disk` topic may be skipped
     may_lose: bool = False  # a crash can have lost records, perhaps while it was being dropped
     _all_configs: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ def make_timeline(history: History, topic: str, ops: list[Op]) -> Timeline:
     line.restarts = [event for event in events if event.kind in RESTARTS]
     line.calms = [event.at for event in events if event.kind == "calm"]
     line.overs = [event for event in events if event.kind == "over"]
-    line.rotten = min((event.at for event in events if event.kind == "rot"), default=FOREVER)
+    line.corrupted_at = min((event.at for event in events if event.kind == "rot"), default=FOREVER)
     drops = _drop_cuts(line, ops)
     line.cut(drops)
     line.settings = _settings(line, ops)
@@ -201,7 +201,7 @@ def _cut_kind(line: Timeline, event: Event, history: History) -> str | None:
         line.skipped = min(line.skipped, event.at)
     if "ephemeral" in classes:
         return "wipe"
-    if line.rotten < event.at and turned_read_only(history, line.rotten):
+    if line.corrupted_at < event.at and turned_read_only(history, line.corrupted_at):
         return "fallback"
     if "memory" in classes and (power or event.kind == "kill"):
         return "fallback"
@@ -209,7 +209,7 @@ def _cut_kind(line: Timeline, event: Event, history: History) -> str | None:
 
 
 def turned_read_only(history: History, since: int) -> bool:
-    """Rot in the log: the server shows what is before the damage, and refuses writes."""
+    """Corruption in the log: the server shows what is before the damage, and refuses writes."""
     return any(
         op.status == 500 and op.sent_at > since and (op.answer["error"].get("detail") or {}).get("read_only")
         for op in history.ops

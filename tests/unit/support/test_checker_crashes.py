@@ -382,7 +382,7 @@ def damage_is_announced(server: ScriptedServer) -> None:
 
 
 @cases.is_legal
-def what_rot_took_is_not_among_those_that_a_delete_keeps(server: ScriptedServer) -> None:
+def what_corruption_took_is_not_among_those_that_a_delete_keeps(server: ScriptedServer) -> None:
     server.write(3, config=FSYNC)
     server.event("rot", "t")
     del server.held["t"].live[2]

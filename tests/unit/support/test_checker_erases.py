@@ -93,7 +93,7 @@ def test_records_deleted_before_are_not_expected() -> None:
     assert expected(server, erase(server)) == []
 
 
-def test_rot_may_have_taken_it() -> None:
+def test_corruption_may_have_taken_it() -> None:
     server = written(FSYNC)
     server.event("rot", "fsync-too")
     assert expected(server, erase(server)) == []

@@ -185,11 +185,11 @@ def test_a_read_only_shard_has_nothing_to_wake_for() -> None:
 
 @fault(
     "index",
-    "the version in a sealed index file rots",
+    "the version in a sealed index file is corrupted",
     "the seal shows that it was of this version: the index is made again from the records",
 )
 @pytest.mark.parametrize("suffix", ["idx", "dict", "sum"])
-def test_rot_in_a_version_is_rot_and_not_another_version(suffix: str) -> None:
+def test_corruption_in_a_version_is_corruption_and_not_another_version(suffix: str) -> None:
     """One flipped bit there made every request fail that had to load the topic, lists of all topics included."""
     h = Harness()
     h.put("t")
@@ -211,7 +211,7 @@ def test_rot_in_a_version_is_rot_and_not_another_version(suffix: str) -> None:
     "a bit of a .sum flips under a running shard",
     "records are checked one by one; none is lost",
 )
-def test_a_seal_that_rots_costs_no_record() -> None:
+def test_a_seal_that_is_corrupted_costs_no_record() -> None:
     """Readers got 500 until a restart, and the restart announced the whole segment as lost."""
     h = Harness()
     h.put("t")
@@ -230,7 +230,7 @@ def test_a_seal_that_rots_costs_no_record() -> None:
 
 @fault(
     "segment",
-    "a record rots under a running shard after it was read",
+    "a record is corrupted under a running shard after it was read",
     "at the latest a minute later a read announces it as `corrupt`",
 )
 def test_verified_blocks_are_checked_again() -> None:
@@ -332,10 +332,10 @@ def test_a_refusal_that_waits_is_certain_when_the_sync_fails() -> None:
 
 @fault(
     "segment",
-    "a record rots, and then another one in its block is erased",
-    "a read announces the rotten one as `corrupt`",
+    "a record is corrupted, and then another one in its block is erased",
+    "a read announces the corrupt one as `corrupt`",
 )
-def test_an_erase_does_not_vouch_for_rot() -> None:
+def test_an_erase_does_not_validate_corruption() -> None:
     """The block got a new digest, computed from its damaged contents."""
     h = Harness()
     h.put("t")
@@ -365,7 +365,7 @@ def sealed(*, records: int = 12) -> tuple[Harness, str]:
 
 @fault(
     "segment",
-    "the length of a record rots, and it or one behind it is erased",
+    "the length of a record is corrupted, and it or one behind it is erased",
     "no other record is touched, and the erased bytes are gone",
 )
 @pytest.mark.parametrize("erased", [1, 2, 3])
@@ -396,7 +396,7 @@ def test_a_404_does_not_tell_of_a_drop_that_a_crash_may_undo() -> None:
     assert h.order.index(dropped) < h.order.index(refused)
 
 
-def with_rotten_topics() -> Harness:
+def with_corrupt_topics() -> Harness:
     """Two topics that were not accessed since the start, each with a damaged record."""
     h = Harness(config(index_rows_max=0))
     for name in ("a", "b"):
@@ -418,12 +418,12 @@ def with_rotten_topics() -> Harness:
 
 @fault(
     "segment",
-    "a checkpoint is the first to load a topic with a rotten segment",
+    "a checkpoint is the first to load a topic with a corrupt segment",
     "the loss is logged before anything is captured; the checkpoint goes on",
 )
 def test_a_checkpoint_may_find_a_loss() -> None:
     """Each checkpoint failed with an assertion, until a client happened to access that topic."""
-    h = with_rotten_topics()
+    h = with_corrupt_topics()
     h.checkpoint()
     assert h.gaps("a") == [(1, 1, "corrupt")]
 
@@ -482,7 +482,7 @@ def test_a_topic_made_while_a_checkpoint_loads_others_survives_it() -> None:
     """The snapshot claimed every change up to the end of the log, but was captured from topics that had changed
     before.
     """
-    h = with_rotten_topics()  # losses that it finds have to be logged, and it has to wait for that
+    h = with_corrupt_topics()  # losses that it finds have to be logged, and it has to wait for that
     h.engine.checkpoint()
     h.ask()
     (made, written) = h.ask(c.PutTopic("new", FSYNC), c.Append("new", c.Records([b"1"])))
@@ -557,7 +557,7 @@ def test_a_stray_name_that_looks_like_a_number_is_no_log_file() -> None:
 
 @fault(
     "snapshot",
-    "the newest one rots after a segment was closed and rewritten since the one before",
+    "the newest one is corrupted after a segment was closed and rewritten since the one before",
     "the start goes on from the one before; everything is served",
 )
 def test_a_start_from_the_older_snapshot_replays_the_rewriting_of_a_segment() -> None:

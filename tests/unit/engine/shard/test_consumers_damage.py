@@ -117,7 +117,7 @@ def sealed(h: LeaseHarness, path: str) -> bytes:
     return file_bytes(h.disk, f"{h.topic_dir('q')}/{path}")
 
 
-def test_a_rotten_record_is_not_handed_out_and_is_told_of() -> None:
+def test_a_corrupt_record_is_not_handed_out_and_is_told_of() -> None:
     h = LeaseHarness(log(), jobs=8)
     h.make()
     h.checkpoint()
@@ -134,7 +134,7 @@ def test_a_rotten_record_is_not_handed_out_and_is_told_of() -> None:
     assert h.look().lag_records == 0
 
 
-def test_a_rotten_job_does_not_stop_a_queue() -> None:
+def test_a_corrupt_job_does_not_stop_a_queue() -> None:
     h = LeaseHarness(jobs=8)
     h.checkpoint()
     rot(h, b'"record 2"')
@@ -145,7 +145,7 @@ def test_a_rotten_job_does_not_stop_a_queue() -> None:
     assert h.counts() == (0, 7, 0)
 
 
-def test_a_rotten_job_that_was_in_hand() -> None:
+def test_a_corrupt_job_that_was_in_hand() -> None:
     h = LeaseHarness(queue(leases_durable=True), jobs=8)
     h.claim(3)
     h.checkpoint()

@@ -146,7 +146,7 @@ def test_without_the_cold_directory_its_records_are_refused_and_not_lost() -> No
     assert h.rows("t") == records(*range(1, 15))
 
 
-def test_a_rotten_record_of_the_cold_tier_is_an_announced_loss() -> None:
+def test_a_corrupt_record_of_the_cold_tier_is_an_announced_loss() -> None:
     store = ObjectStore()
     h = relocated(store)
     key = next(key for key in store.objects if key.endswith("1-0.data"))

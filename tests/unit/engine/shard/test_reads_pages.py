@@ -285,7 +285,7 @@ def test_the_bytes_of_a_page_of_frames() -> None:
     "it is announced as lost (corrupt), and the others are served",
 )
 @pytest.mark.parametrize("sealed", [True, False])
-def test_rotten_frames_become_an_announced_loss(sealed: bool) -> None:
+def test_corrupt_frames_become_an_announced_loss(sealed: bool) -> None:
     h = Harness()
     h.put("t")
     h.append("t", *numbered(1, 4 if sealed else 3))

@@ -570,7 +570,7 @@ def test_a_start_appends_all_of_a_decided_one_again_where_records_are_not_kept(
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_a_chunk_that_has_rotted_after_the_decision_is_announced() -> None:
+def test_a_chunk_that_is_corrupt_after_the_decision_is_announced() -> None:
     h, txn = filled()
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))
     while h.engine.shard.state.staged["t"].next_seq < 3:
@@ -587,7 +587,7 @@ def test_a_chunk_that_has_rotted_after_the_decision_is_announced() -> None:
     assert commit(h, txn, PARTS).count == 6
 
 
-def test_a_chunk_that_has_rotted_before_can_be_staged_again() -> None:
+def test_a_chunk_that_is_corrupt_before_can_be_staged_again() -> None:
     h, txn = filled()
     (name,) = staged_files(h)
     path = f"{h.topic_dir('t')}/{name}"
@@ -668,7 +668,7 @@ def test_a_commit_is_answered_when_it_is_synced(
 
 
 @pytest.mark.usefixtures("in_pieces")
-def test_verify_knows_the_files_and_finds_what_has_rotted_in_them() -> None:
+def test_verify_knows_the_files_and_finds_what_is_corrupt_in_them() -> None:
     h, txn = filled()
     stage(h, begin(h, 1, "q").txn, "x", 0, b'"open"')
     h.ask(t.CommitTransaction("t", txn, PARTS, 10_000))

@@ -129,10 +129,10 @@ def test_unsynced_marks_cost_neither_synced_ones_nor_live_rows(
 
 @fault(
     "segment",
-    "any byte of a .del file rots",
+    "any byte of a .del file is corrupted",
     "the segment's records are announced as lost (corrupt); all others are served",
 )
-def test_any_other_byte_is_called_rot() -> None:
+def test_any_other_byte_is_called_corruption() -> None:
     disk, meta = new_disk(), segment(100)
     path = mark_deleted(disk, DIR, meta, [1, 2, 50])
     mark_deleted(disk, DIR, meta, [60])
@@ -148,7 +148,7 @@ def test_any_other_byte_is_called_rot() -> None:
             read_deleted(disk, DIR, meta)
 
 
-def test_a_rotten_block_does_not_take_the_others_along() -> None:
+def test_a_corrupt_block_does_not_take_the_others_along() -> None:
     disk, meta = new_disk(), segment(100)
     path = mark_deleted(disk, DIR, meta, [1])
     mark_deleted(disk, DIR, meta, [2])
@@ -206,7 +206,7 @@ def test_marks_of_version_1_past_the_rows_are_cut_off() -> None:
 @pytest.mark.parametrize(
     "rotten", [b"TPCSDEL\0" + struct.pack("<II", 1, 0), b"TPCSDEL\0" + struct.pack("<II", 4098, 0), bytes(16)]
 )
-def test_a_rotten_header_does_no_harm_to_blocks_that_a_snapshot_vouches_for(rotten: bytes) -> None:
+def test_a_corrupt_header_does_no_harm_to_blocks_that_a_snapshot_vouches_for(rotten: bytes) -> None:
     disk, meta = new_disk(), segment(5)
     path = mark_deleted(disk, DIR, meta, [1])
     put(disk, meta, rotten + read_file(disk, path)[16:])

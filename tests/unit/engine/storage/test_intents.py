@@ -112,7 +112,7 @@ def test_a_half_written_one_is_ignored_and_removed() -> None:
     assert disk.list(DIR) == ["intent-0000000000000001", "snap-0000000000000001.tmp"]
 
 
-def test_a_synced_one_that_rots_is_not_ignored() -> None:
+def test_a_synced_one_that_is_corrupted_is_not_ignored() -> None:
     disk = SimDisk(1)
     write_intent(disk, DIR, 1, [("data/a", 0, b"new")])
     path = intent_path(DIR, 1)

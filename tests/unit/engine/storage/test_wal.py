@@ -306,7 +306,7 @@ def test_a_header_that_was_never_finished_means_a_file_that_was_never_used() -> 
     assert scan("w", 1, b"\xa5" * 64 + bytes(CAPACITY)) is None
 
 
-def test_a_rotten_header_before_envelopes_is_corrupt_whichever_bit_it_is() -> None:
+def test_a_corrupt_header_before_envelopes_is_corrupt_whichever_bit_it_is() -> None:
     content, _ = build([b"one", b"two"])
     for at in range(FILE_HEADER_BYTES):
         for bit in range(8):
@@ -315,7 +315,7 @@ def test_a_rotten_header_before_envelopes_is_corrupt_whichever_bit_it_is() -> No
             assert error.value.path == "some/wal"
 
 
-def test_a_rotten_header_is_corrupt_also_when_the_first_envelope_is_bad_too() -> None:
+def test_a_corrupt_header_is_corrupt_also_when_the_first_envelope_is_bad_too() -> None:
     content, starts = build([b"one", b"two"])
     content = changed(changed(content, 9, b"\x07"), starts[0] + 50, b"!")
     with pytest.raises(Corrupt):
@@ -563,7 +563,7 @@ def test_a_start_frame_is_a_whole_frame() -> None:
 
 @fault(
     "log file",
-    "the header of a log file rots, whose records look like thousands of entries",
+    "the header of a log file is corrupted, whose records look like thousands of entries",
     "the start is refused and names the file, in bounded time; nothing is changed",
 )
 def test_the_search_for_envelopes_without_a_header_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_one_wrong_byte_of_a_file_with_a_digest_is_found(tmp_path: Path, pattern
         flip(path, at)
 
 
-def test_rot_in_a_log_is_told_with_its_place(tmp_path: Path) -> None:
+def test_corruption_in_a_log_is_told_with_its_place(tmp_path: Path) -> None:
     """A synced entry, the last one, the header, and the end."""
     pieces = [file_header(shard=0, number=1, salt=5, capacity=2048)]
     for lsn in range(1, 6):

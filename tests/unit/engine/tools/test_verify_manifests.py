@@ -66,7 +66,7 @@ def test_a_damaged_manifest_is_told_of_and_is_no_damage(name: str) -> None:
     assert found.damage == []
 
 
-def test_a_rotten_output_is_repaired_like_any_segment() -> None:
+def test_a_corrupt_output_is_repaired_like_any_segment() -> None:
     h, store = with_merges()
     h.close()
     key = f"topics/{1024:016x}/seg-{1:016x}-1.data"

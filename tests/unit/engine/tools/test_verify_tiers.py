@@ -60,7 +60,7 @@ def test_a_cold_tier_that_is_not_named_is_not_taken_for_lost() -> None:
     assert verify(h, store).findings == []
 
 
-def test_a_rotten_cold_record_is_found_and_repaired() -> None:
+def test_a_corrupt_cold_record_is_found_and_repaired() -> None:
     h, store = stopped()
     store.rot(f"{FIRST}.data", store.objects[f"{FIRST}.data"].index(b"record 2"))
     damaged = store.objects[f"{FIRST}.data"]

@@ -498,7 +498,7 @@ def test_frames_of_a_small_topic_are_those_of_the_long_way(cache_bytes: int) -> 
     assert h.rows("t") == before
 
 
-def test_a_small_topic_whose_log_has_rotted_is_not_taken_for_good() -> None:
+def test_a_small_topic_whose_log_is_corrupt_is_not_taken_for_good() -> None:
     h = Harness(msgspec.structs.replace(INLINE, cache_bytes=0))
     h.put("t", FSYNC)
     h.append("t", *numbered(1, 3))

@@ -195,7 +195,7 @@ def test_an_output_with_what_the_plan_calls_dead_is_refused() -> None:
 
 @fault(
     "segment",
-    "a segment of the cold tier has rotted when it is to be merged, whether the job notices or not",
+    "a segment of the cold tier is corrupt when it is to be merged, whether the job notices or not",
     "its group is listed as failed and stays as it is; the others are published",
 )
 @pytest.mark.parametrize("noticed", [True, False])
