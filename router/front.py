@@ -53,7 +53,9 @@ def open_spans(front: int) -> Spans | None:
 async def serve(spec: FrontSpec, control: socket.socket, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     client = ShardClient(spec.shards, loop, now_us)
-    services = Services(client.core, settings, now_us, topics.__version__, spec.started_us)
+    services = Services(
+        client.core, settings, now_us, topics.__version__, spec.started_us, in_flight=spec.in_flight
+    )
     streams = start_streams(
         services,
         client.core,

@@ -200,3 +200,42 @@ def test_a_stop_answers_open_requests_and_keeps_what_was_acknowledged(
     response.read()
     server.start()
     assert server.get(f"/v0/topics/{topic}").json["head_seq"] == last
+
+
+def test_requests_of_one_key_are_counted_over_all_processes(
+    start_server: Callable[..., Server], connect: Callable[[Server], Client]
+) -> None:
+    """What a worker serves counts at the front, until its client disconnects or the worker dies."""
+    environment = {
+        "TOPICS_HANDOVER": "1",
+        "TOPICS_API_KEYS": "root,polls:read",
+        "TOPICS_MAX_INFLIGHT_PER_KEY": "2",
+    }
+    server = start_server(environment=environment, shards=1)
+    root, polls = server.with_key("root"), server.with_key("polls")
+    root.write("t", 1)
+    body = b'{"from_seq":1,"wait_ms":30000}'
+    poll = (
+        b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer polls\r\n"
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+    def fill() -> list[socket.socket]:
+        waiting: list[socket.socket] = []
+
+        def is_full() -> bool:
+            waiting.append(server.connect())
+            waiting[-1].sendall(poll)
+            return polls.get("/v0/topics/t").status == 429
+
+        until(is_full)
+        return waiting
+
+    for sock in fill():
+        sock.close()
+    until(lambda: polls.get("/v0/topics/t").status == 200)
+    waiting = fill()
+    os.kill(server.pid("shard 0"), signal.SIGKILL)
+    until(lambda: polls.get("/v0/topics/t").status == 200)
+    for sock in waiting:
+        sock.close()

@@ -44,7 +44,8 @@ class FakeChild:
 
     def run(self) -> int:
         told = {field.name: getattr(self.spec, field.name) for field in fields(self.spec)}
-        told.pop("listener", None)
+        for name in ("listener", "in_flight"):  # not for JSON
+            told.pop(name, None)
         self.note("started", parent=os.getppid(), spec=told)
         if os.environ.get("FAKE_FAILS") == self.role:
             return 9

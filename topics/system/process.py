@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import setproctitle
 
+from topics.system.in_flight import InFlightTable
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -22,6 +24,7 @@ class WorkerSpec:
     generation: int  # of the layout
     incarnation: int  # increases with each process of a shard
     path: str  # socket that the worker listens on
+    in_flight: tuple[InFlightTable, int]  # requests by key, and the number of this process
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class FrontSpec:
     shards: int
     started_us: int  # start of the server, which may be earlier than that of this front
     listener: socket.socket
+    in_flight: tuple[InFlightTable, int]  # as of workers
 
 
 def set_title(name: str) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from topics.engine.storage.layout import Layout
 from topics.link.control_channel import Outage, Peer
 from topics.link.handover import socket_path
+from topics.system.in_flight import InFlightTable
 from topics.system.process import FrontSpec, WorkerSpec
 from workers.process.child import Child, Entry
 from workers.process.liveness import FAILING_FROM, Backoff
@@ -27,8 +28,10 @@ FrontMain: TypeAlias = Callable[[FrontSpec, socket.socket], int]
 class Slot(ABC):
     """The running process, if any; otherwise the timer of the next restart."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, table: InFlightTable, number: int) -> None:
+        """`number`: of this slot, among those of all processes."""
         self.name = name
+        self._in_flight = table, number
         self.backoff = Backoff()
         self.child: Child | None = None
         self.restart: asyncio.TimerHandle | None = None
@@ -59,6 +62,8 @@ class Slot(ABC):
         """The process has exited and was reaped."""
         self.child = None
         self.up_since_s = None
+        table, number = self._in_flight
+        table.clear(number)
 
 
 class WorkerSlot(Slot):
@@ -66,8 +71,10 @@ class WorkerSlot(Slot):
     `locked` whether it waits for another process to release the shard's directory.
     """
 
-    def __init__(self, shard: int, layout: Layout, run_dir: Path, main: WorkerMain) -> None:
-        super().__init__(f"shard {shard}")
+    def __init__(
+        self, shard: int, layout: Layout, run_dir: Path, main: WorkerMain, table: InFlightTable
+    ) -> None:
+        super().__init__(f"shard {shard}", table, shard)
         self._shard = shard
         self._layout = layout
         self._run_dir = run_dir
@@ -83,7 +90,9 @@ class WorkerSlot(Slot):
         path = self._run_dir / f"shard-{self._shard:02}-{incarnation}.sock"
         self.peer = Peer(self._shard, incarnation, str(path))
         layout = self._layout
-        spec = WorkerSpec(self._shard, layout.shards, layout.generation, incarnation, str(path))
+        spec = WorkerSpec(
+            self._shard, layout.shards, layout.generation, incarnation, str(path), self._in_flight
+        )
         return partial(self._main, spec)
 
     @property
@@ -103,9 +112,11 @@ class WorkerSlot(Slot):
 class FrontSlot(Slot):
     """The slot of a front. Its listening socket outlives its processes."""
 
-    def __init__(self, front: int, shards: int, listener: socket.socket, main: FrontMain) -> None:
-        super().__init__(f"front {front}")
-        self._spec = FrontSpec(front, shards, time.monotonic_ns() // 1000, listener)
+    def __init__(
+        self, front: int, shards: int, listener: socket.socket, main: FrontMain, table: InFlightTable
+    ) -> None:
+        super().__init__(f"front {front}", table, shards + front)
+        self._spec = FrontSpec(front, shards, time.monotonic_ns() // 1000, listener, self._in_flight)
         self._main = main
 
     def next_entry(self) -> Entry:

@@ -50,6 +50,7 @@ from topics.link.control_channel import (
     Ready,
     Serving,
 )
+from topics.system.in_flight import InFlightTable
 from topics.system.logs import log
 from topics.system.settings import Settings, find_warnings
 from workers.process import exit_codes, listeners
@@ -165,9 +166,13 @@ class Supervisor:
         front_main: FrontMain,
     ) -> None:
         self._timeout_s = settings.ping_timeout_ms / 1000
-        self._workers = [WorkerSlot(shard, layout, run_dir, worker_main) for shard in range(layout.shards)]
+        table = InFlightTable(layout.shards + len(bound), len(parse_keys(settings.api_keys)))
+        self._workers = [
+            WorkerSlot(shard, layout, run_dir, worker_main, table) for shard in range(layout.shards)
+        ]
         self._fronts = [
-            FrontSlot(front, layout.shards, listener, front_main) for front, listener in enumerate(bound)
+            FrontSlot(front, layout.shards, listener, front_main, table)
+            for front, listener in enumerate(bound)
         ]
         self._slots: list[Slot] = [*self._workers, *self._fronts]
         self._stopping = asyncio.Event()

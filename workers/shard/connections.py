@@ -34,6 +34,7 @@ from topics.protocols.http.ports import OnReply
 from topics.protocols.http1.pace import EOF_WAIT_US, EVENTS_PER_TURN, LINGER_US, may_read_us
 from topics.protocols.http1.plain_head import PlainHead, find_plain_head, may_become_plain, topic_of
 from topics.protocols.http1.session import IDLE, OPEN, Http1Session
+from topics.system.in_flight import InFlightTable
 from topics.system.settings import Settings
 from workers.shard.core import ShardCore
 
@@ -373,6 +374,7 @@ class ClientConnections:
         connections_max: int,
         now_us: Callable[[], int],
         wake: Callable[[], None],
+        in_flight: tuple[InFlightTable, int] | None = None,
     ) -> None:
         """`path`: of the listening socket. `wake`: has the event loop call `run_due`; for other threads."""
         self.epoll = epoll
@@ -390,7 +392,9 @@ class ClientConnections:
         self._idle_us, self._request_us = settings.keepalive_ms * 1000, settings.request_timeout_ms * 1000
         self._sweep_us = 0
         self._own_shard = OwnShard(core, shards)
-        self._services = Services(self._own_shard, settings, now_us, topics.__version__, now_us())
+        self._services = Services(
+            self._own_shard, settings, now_us, topics.__version__, now_us(), in_flight=in_flight
+        )
         self.admission = Admission(
             self._services, parse_keys(settings.api_keys), lambda: self.unsent_bytes, self._offload
         )

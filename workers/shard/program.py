@@ -188,6 +188,7 @@ def main(spec: WorkerSpec, control_socket: socket.socket) -> int:
             connections_max=connections_max(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
             now_us=now_us,
             wake=wake,
+            in_flight=spec.in_flight,
         )
 
     loop = ShardLoop(core, control, spec.path, open_clients if hands_over(settings, os.environ) else None)

@@ -50,6 +50,7 @@ from topics.protocols.http.exchange import Body, Request, Respond, Response
 from topics.protocols.http.ports import Offload
 from topics.protocols.http.query import parse_query
 from topics.protocols.json.count_bound import RECORD_LINES, RECORDS, too_many_records
+from topics.system.in_flight import InFlight, alone
 
 logger = logging.getLogger("topics.front")
 
@@ -235,7 +236,9 @@ class Admission:
             has_keys=bool(keys),
         )
         self._known_hosts = self._origins.known_hosts
-        self._in_flight: dict[bytes, int] = {}  # requests by key
+        digests = [key.digest for key in keys]
+        table = services.in_flight
+        self._in_flight = alone(digests) if table is None else InFlight(*table, digests)
         self._matches: dict[bytes, PathMatch] = {}  # cache, by path
         self._compressing_bytes = 0
         self.open = 0  # unanswered requests
@@ -395,7 +398,7 @@ class Admission:
             refused.head += b"WWW-Authenticate: Bearer\r\n"
             return refused
         limit = self._services.settings.max_inflight_per_key
-        if limit and self._in_flight.get(key.digest, 0) >= limit:
+        if limit and self._in_flight.total(key.digest) >= limit:
             return error_response(
                 "throttled",
                 "too many concurrent requests with this key",
@@ -488,7 +491,7 @@ class Admission:
         """Count the request as in flight until it is answered or its client disconnects."""
         key = call.key
         if key is not None:
-            self._in_flight[key.digest] = self._in_flight.get(key.digest, 0) + 1
+            self._in_flight.begin(key.digest)
             call.request.release = self._in_flight_release(key)
 
         def answered(response: Response) -> None:
@@ -509,11 +512,7 @@ class Admission:
             nonlocal held
             if held:
                 held = False
-                left = self._in_flight[key.digest] - 1
-                if left:
-                    self._in_flight[key.digest] = left
-                else:
-                    del self._in_flight[key.digest]
+                self._in_flight.end(key.digest)
 
         return release
 

@@ -18,6 +18,7 @@ from topics.protocols.http.exchange import Request, Respond, Response
 from topics.protocols.http.ports import Later, Shards, Streams
 from topics.protocols.json.replies import tombstone
 from topics.protocols.json.unknown_fields import ignored_header
+from topics.system.in_flight import InFlightTable
 from topics.system.settings import Settings
 
 FRAMES_TYPE = b"application/vnd.topics.frames"
@@ -38,6 +39,9 @@ class Services:
     version: str
     started_us: int
     draining: bool = False
+    in_flight: tuple[InFlightTable, int] | None = (
+        None  # shared with other processes, and the number of this one
+    )
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     # Set once the streams of the process are started.
     later: Later = field(init=False)
