@@ -178,7 +178,7 @@ class Reads:
         # It is being handled (again), and waits for the topic's upkeep or for cold blocks.
         if state.cold.waiting:
             state.cold.withdraw(lambda found: found is token)
-        if state.upkeep:
+        if state.upkeep.queue:
             state.upkeep.withdraw(lambda found: found is token)
 
     # -- standing reads of the shell, see commands/standing_reads.py -------------------------------------------
