@@ -137,9 +137,9 @@ class Driver:
         self.engine = engine
         self.disk_calm()
         report = engine.report
-        if getattr(report, "torn", None):
+        if report.torn:
             self.events["torn"] += 1
-        if getattr(report, "rotten", None):
+        if report.corrupt:
             raise Divergence(f"recovery after {how} reports a damaged log: {report}")
         self._judge(how)
 
