@@ -29,17 +29,27 @@ def clamped(low: int, high: int) -> Meta:
     return Meta(extra={"clamped": (low, high)})
 
 
+def _in_requests(number: Any) -> Meta:
+    """The bounds of a stored number, where it comes in with a request."""
+    return Meta(extra={"in_requests": number})
+
+
+IN_U64, IN_I32 = _in_requests(U64), _in_requests(I32)
+
 LEASE_MS_MIN, LEASE_MS_MAX = 100, 86_400_000
 Lease = Annotated[U64, clamped(LEASE_MS_MIN, LEASE_MS_MAX)]
 
 
 class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Configuration of a topic. Every create and config frame stores all of it; an absent field has its default."""
+    """Configuration of a topic. Every create and config frame stores all of it; an absent field has its default.
+
+    Only requests are checked against the bounds: what is stored must stay readable when they change.
+    """
 
     type: Annotated[TopicType, doc("Fixed when the topic is created.")] = "log"
-    ttl_ms: Annotated[U64, doc("Records older than this are no longer delivered; 0: no limit.")] = 0
-    cap_records: Annotated[U64, doc("Maximum number of records to keep; 0: no limit.")] = 0
-    cap_bytes: Annotated[U64, doc("Maximum number of bytes to keep; 0: no limit.")] = 0
+    ttl_ms: Annotated[int, IN_U64, doc("Records older than this are no longer delivered; 0: no limit.")] = 0
+    cap_records: Annotated[int, IN_U64, doc("Maximum number of records to keep; 0: no limit.")] = 0
+    cap_bytes: Annotated[int, IN_U64, doc("Maximum number of bytes to keep; 0: no limit.")] = 0
     discard: Annotated[
         Literal["old", "reject"],
         doc("When a cap is reached: drop the oldest records, or reject the write with 422."),
@@ -47,33 +57,42 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     durability: Annotated[
         Durability, doc("When a write is acknowledged. Takes precedence over `durable`.")
     ] = "disk"
-    priority: Annotated[I32 | None, doc("Clamped to -1000 to 1000 when used.")] = None
+    priority: Annotated[int | None, IN_I32, doc("Clamped to -1000 to 1000 when used.")] = None
     auto_priority: Annotated[bool, doc("Derive the priority from recent reads if `priority` is null.")] = True
     auto_create: Annotated[bool, doc("Whether a write without `create` may create the topic.")] = True
     idempotency_window_ms: Annotated[
-        U64, doc("How long an idempotency key is remembered; 0: not at all.")
+        int, IN_U64, doc("How long an idempotency key is remembered; 0: not at all.")
     ] = 120_000
     dedupe_node: Annotated[bool, doc("false: readers also get the records of their own node.")] = True
-    lease_ms: Annotated[Lease, doc("Queues. Default duration of a lease; clamped to 100 to 86400000.")] = (
-        30_000
-    )
+    lease_ms: Annotated[
+        int,
+        IN_U64,
+        clamped(LEASE_MS_MIN, LEASE_MS_MAX),
+        doc("Queues. Default duration of a lease; clamped to 100 to 86400000."),
+    ] = 30_000
     claim_jitter_ms: Annotated[
-        U64,
+        int,
+        IN_U64,
         clamped(0, 5_000),
         doc(
             "Queues. Jobs are divided evenly among the claims that arrive within this time; clamped to at most 5000."
         ),
     ] = 0
     max_deliveries: Annotated[
-        U64, doc("Queues. Maximum number of deliveries before a job goes to `dead_letter`; 0: no limit.")
+        int,
+        IN_U64,
+        doc("Queues. Maximum number of deliveries before a job goes to `dead_letter`; 0: no limit."),
     ] = 0
     dead_letter: Annotated[str | None, doc("Queues. Name of another topic.", pattern=TOPIC_PATTERN)] = None
     leases_durable: Annotated[bool, doc("Queues. Whether leases and delivery counts survive a restart.")] = (
         False
     )
-    cap_per_tag: Annotated[U64, IF_SET, doc("Maximum number of records to keep per tag; 0: no limit.")] = 0
+    cap_per_tag: Annotated[
+        int, IN_U64, IF_SET, doc("Maximum number of records to keep per tag; 0: no limit.")
+    ] = 0
     max_record_bytes: Annotated[
-        U64,
+        int,
+        IN_U64,
         IF_SET,
         doc("Maximum bytes of a record, if below the server's limit; 0: the server's limit."),
     ] = 0
@@ -88,7 +107,31 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     ] = "limits"
 
 
-class ConfigBody(TopicConfig, frozen=True):
+def marks_of(field: Any) -> list[Meta]:
+    """The marks of a field, from the outside in."""
+    return [mark for mark in get_args(field.type)[1:] if isinstance(mark, Meta)][::-1]
+
+
+def _checked(config: type[msgspec.Struct]) -> Any:
+    """The same settings with the bounds of requests."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(config):
+        kind, *marks = get_args(field.type) if get_origin(field.type) is Annotated else (field.type,)
+        for mark in marks:
+            if mark.extra and "in_requests" in mark.extra:
+                number = mark.extra["in_requests"]
+                kind = number if kind is int else number | None
+        fields.append((field.name, Annotated[(kind, *marks)] if marks else kind, field.default))
+    return msgspec.defstruct("_CheckedConfig", fields, bases=(config,), module=__name__, frozen=True)
+
+
+if TYPE_CHECKING:
+    _CheckedConfig = TopicConfig
+else:
+    _CheckedConfig = _checked(TopicConfig)
+
+
+class ConfigBody(_CheckedConfig, frozen=True):
     """Configuration of a topic. Omitted fields have their defaults; a PUT replaces all of it."""
 
     durability: Annotated[
@@ -246,11 +289,6 @@ PREDICATE: dict[str, Any] = {
 }
 
 
-def marks_of(field: Any) -> list[Meta]:
-    """The marks of a field, from the outside in."""
-    return [mark for mark in get_args(field.type)[1:] if isinstance(mark, Meta)][::-1]
-
-
 def _clamps(config: type[msgspec.Struct]) -> dict[str, tuple[int, int]]:
     found = {}
     for field in msgspec.structs.fields(config):
@@ -279,7 +317,7 @@ def clamp(body: msgspec.Struct, ranges: dict[str, tuple[int, int]]) -> dict[str,
 CLAMPED = _clamps(TopicConfig)
 CONSUMER_CLAMPED = _clamps(ConsumerBody)
 # Numbers that may still be above 64 bits after decoding.
-CONFIG_U64, CONSUMER_U64 = _u64s(TopicConfig), _u64s(ConsumerBody)
+CONFIG_U64, CONSUMER_U64 = _u64s(ConfigBody), _u64s(ConsumerBody)
 
 
 def _in_responses(
@@ -322,7 +360,9 @@ if TYPE_CHECKING:
         deliver: str | dict[str, int] = "all"  # type: ignore[assignment]
 
 else:
-    TopicSettings = _in_responses("TopicConfig", "The effective configuration of a topic.", TopicConfig, {})
+    TopicSettings = _in_responses(
+        "TopicConfig", "The effective configuration of a topic.", _CheckedConfig, {}
+    )
     ConsumerSettings = _in_responses(
         "ConsumerConfig",
         "The effective configuration of a consumer.",

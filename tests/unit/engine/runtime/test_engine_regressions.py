@@ -140,6 +140,16 @@ def test_a_config_that_could_not_be_read_back_is_refused(bad: TopicConfig) -> No
     assert h.do(c.ListTopics()).topics == []
 
 
+@pytest.mark.parametrize("stop", ["kill_and_open", "restart"])
+def test_a_stored_config_outside_of_the_bounds_of_requests_is_read_back(stop: str) -> None:
+    """Bounds that are made narrower later must not keep a shard from starting: from its log, or from its snapshot."""
+    stored = TopicConfig(priority=2**40, lease_ms=1)
+    h = Harness()
+    h.do(c.PutTopic("t", stored))
+    getattr(h, stop)()
+    assert h.engine.shard.state.published["t"].config == stored
+
+
 @pytest.mark.parametrize(
     "command",
     [
