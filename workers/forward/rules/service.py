@@ -326,6 +326,11 @@ class RuleService:
             answer = DONE
         else:
             total_ms = (self._now_us() - request.received_us) / 1000
-            encoding = self._encodings[request.encoding]
-            answer = encoding.marked(request, encoding.render(request, result, None, total_ms, 0.0))
+            try:
+                encoding = self._encodings[request.encoding]
+                answer = encoding.marked(request, encoding.render(request, result, None, total_ms, 0.0))
+            except Exception as error:  # one rule must not take the shard down at every read of it
+                logger.exception("a reply could not be encoded")
+                unknown = {"outcome": "unknown"} if request.op in wire.CHANGES else {}
+                answer = wire.refused(TopicsError(f"the reply could not be encoded: {error!r}", **unknown))
         self._send(client.peer, request.id, *answer)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from tests.support.faults import fault
@@ -208,6 +209,17 @@ def test_a_dest_in_memory_knows_its_rules_after_a_crash(first: str) -> None:
     assert got.get("forwarded_total") == 3, got
     write(made, SOURCE, ["record 4"])
     assert [text for text in texts(made, FAR) if text != "own"] == numbered(1, 4)
+
+
+def test_a_rule_that_cannot_be_encoded_is_an_error_of_that_request() -> None:
+    made = cluster()
+    rule = forward(made, SOURCE, FAR)
+    core = made.rig(0).core
+    assert core.rules is not None
+    core.rules.book.put(msgspec.structs.replace(rule, filter=(("Eq", "\ud800"),)))
+    reply = ask_catalog(made, wire.GET_FORWARD, "rule")
+    assert reply.status == 500 and b"could not be encoded" in bytes(reply.body)
+    write(made, SOURCE, ["the shard still works"])
 
 
 def test_a_topic_with_many_rules_takes_them_along_together() -> None:
