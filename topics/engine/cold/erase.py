@@ -116,7 +116,7 @@ class ColdEraser:
             raise OSError(ENOSPC, "no room in the log")
         swapped = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost, COLD]
         # Not applied: the rows are in memory here. Before any yield: a checkpoint that starts now must see the new generation.
-        shard.state.log_applied(frames.SEGMENT_SWAP, log, swapped)
+        shard.state.log_only(frames.SEGMENT_SWAP, log, swapped)
         self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)
         self._checkpointer.delete_later(log.id, meta)
         shard.state.touched[log.id] = log

@@ -356,7 +356,7 @@ class Appends:
         if ceiling:
             log.ceiling_ts = state.now_ms
             state.new_seq_ceilings.append((log, ceiling))
-        state.log_applied(frames.TOPIC_CREATE, log, created)
+        state.log_only(frames.TOPIC_CREATE, log, created)
         for call in state.events.topic_created:
             call(log)
         return log
@@ -476,7 +476,7 @@ class Appends:
         if in_ram:
             return  # a restart loses these records anyway
         # Replay evicts up to the floors at once.
-        self.state.log_applied(frames.EVICT, log, Floors(log.cap_lost, log.ttl_lost))
+        self.state.log_only(frames.EVICT, log, Floors(log.cap_lost, log.ttl_lost))
 
     @staticmethod
     def _apply_evict(log: TopicLog, floors: Floors, op: Op) -> None:
@@ -709,7 +709,7 @@ class Appends:
                 state.upkeep.enqueue(log)
         if log.ttl_lost or log.cap_lost:
             # The records up to the floors are removed already, or will be by upkeep.
-            state.log_applied(frames.EVICT, log, Floors(log.cap_lost, log.ttl_lost))
+            state.log_only(frames.EVICT, log, Floors(log.cap_lost, log.ttl_lost))
         if config.discard == "old" and (
             (config.cap_records and log.count > config.cap_records)
             or (config.cap_bytes and log.bytes > config.cap_bytes)
@@ -758,7 +758,7 @@ class Appends:
         """
         state = self.state
         # Not applied: a replay drops the topic before it begins.
-        state.log_applied(frames.TOPIC_DELETE, log, None)
+        state.log_only(frames.TOPIC_DELETE, log, None)
         log.dropped = op.dropped = True
         del state.staged[log.name]
         state.bytes_live -= log.bytes

@@ -169,7 +169,7 @@ class ShardState:
     def stage_time_ceiling(self, ceiling_ms: int) -> None:
         # Not applied: a start continues from the latest of these, all others do nothing.
         value = TimeCeiling(ceiling_ms, self.now_ms, self.clock.mono_ms, self._boot_id)
-        self.log_applied(frames.TIME_CEILING, None, value)
+        self.log_only(frames.TIME_CEILING, None, value)
         self.time_ceiling_ms = self._new_time_ceiling = ceiling_ms
 
     def begin_group(self, file_number: int, frame_offset: int, room_bytes: int) -> None:
@@ -298,12 +298,12 @@ class ShardState:
 
     def log(self, kind: int, log: TopicLog, payload: object, op: Op | None = None) -> None:
         """Log a change of a topic and apply it to the staged state, with the function that replay uses, too."""
-        self.log_applied(kind, log, payload)
+        self.log_only(kind, log, payload)
         self.appliers[kind](log, payload, op)
 
     def log_of_shard(self, kind: int, payload: object) -> None:
         """Log a change that concerns no topic and apply it."""
-        self.log_applied(kind, None, payload)
+        self.log_only(kind, None, payload)
         self.appliers[kind](payload)
 
     def log_if_room(self, kind: int, log: TopicLog, payload: object, op: Op) -> None:
@@ -313,8 +313,8 @@ class ShardState:
             self.add_frame(frame)
         self.appliers[kind](log, payload, op)
 
-    def log_applied(self, kind: int, log: TopicLog | None, payload: object) -> None:
-        """Only log a change, for those whose effect now is not that of a replay. Each caller says why."""
+    def log_only(self, kind: int, log: TopicLog | None, payload: object) -> None:
+        """Log a change without applying it, for those whose effect now is not that of a replay. Each caller says why."""
         topic_id = log.id if log is not None else 0
         self.add_frame(frames.encode_control(kind, topic_id, self.now_ms, payload))
 

@@ -230,7 +230,7 @@ class Compactor:
         # Some of the omitted records may have expired without a log entry, so the entry carries the floors.
         swap = [meta.first_seq, new_meta.generation, log.cap_lost, log.ttl_lost]
         # Not applied: the rows are in memory here. Before any yield: a checkpoint that starts now must see the new generation.
-        shard.state.log_applied(frames.SEGMENT_SWAP, log, swap)
+        shard.state.log_only(frames.SEGMENT_SWAP, log, swap)
         old = chunk.meta
         assert old is not None
         self._checkpointer.replace_segment(log, chunk, new_meta, new_rows)

@@ -21,7 +21,7 @@ from topics.engine.upkeep.loading import Loader
 from topics.engine.upkeep.recovery_report import RecoveryReport
 
 # Replay itself knows what to do with these.
-OWN_KINDS = (frames.APPEND, frames.TOPIC_CREATE, frames.TOPIC_DELETE, frames.WAL_START)
+OWN_KINDS = (frames.APPEND, frames.TOPIC_CREATE, frames.TOPIC_DELETE, frames.TIME_CEILING, frames.WAL_START)
 
 Lsns = npt.NDArray[np.uint64]
 
@@ -39,7 +39,6 @@ class Replay:
         self._deleted: dict[int, None] = {}  # topics that a later log entry deletes
         self._deferred_heads: dict[int, int] = {}  # heads of topics with deferred appends, by topic id
         self.time: TimeCeiling | None = None  # the latest in the log
-        state.appliers[frames.TIME_CEILING] = self._note_time
         state.events.records_missing.append(self._record_missing)
 
     def check_kinds(self, path: str, columns: Columns) -> None:
@@ -195,6 +194,9 @@ class Replay:
         state = self._state
         if kind.scope is Scope.FILE:
             return
+        if kind.number == frames.TIME_CEILING:
+            self.time = kind.decode(columns.payload(i))
+            return
         if kind.scope is Scope.SHARD:
             state.appliers[kind.number](kind.decode(columns.payload(i)))
             return
@@ -223,9 +225,6 @@ class Replay:
         log.publish(op)
         if op.config is not None:
             self._state.classes_changed()
-
-    def _note_time(self, time: TimeCeiling) -> None:
-        self.time = time
 
     def _record_missing(self, log: TopicLog, first: int, last: int) -> None:
         self._loader.record_loss(log, first, last, "crash")

@@ -575,7 +575,7 @@ class Consumers:
         if was_durable and not is_durable(log.config, self.leases.queue_of(log)):
             # Leases are no longer logged. If they are again later, replay must not restore the old ones.
             # Not applied: the leases of now stay.
-            self.state.log_applied(frames.LEASE, log, Event(con.QUEUE, FORGOTTEN))
+            self.state.log_only(frames.LEASE, log, Event(con.QUEUE, FORGOTTEN))
             self.state.touched[log.id] = log
         if log.config.retention != before.retention:
             count, size = op.count, op.bytes
