@@ -146,10 +146,12 @@ class MergeService:
     ) -> None:
         """Reply to the commit of a plan that is committed. While the log entry is not synced, the client waits."""
         plan = self._plans.get(log.id)
-        if plan is not None and plan.committing and plan.id == done.plan_id:
-            plan.waiting.append((self._mono_ms + command.wait_ms, token))
-        else:
+        if plan is None or plan.id != done.plan_id:
             self._reply(token, mrg.MergeReply(committed_body(done)))
+        elif plan.committing:
+            plan.waiting.append((self._mono_ms + command.wait_ms, token))
+        else:  # its log entry was not written, or not synced: a restart may not find it
+            self._reply(token, self._interrupted())
 
     def _plan(self, log: TopicLog, plan_id: str) -> ActivePlan:
         plan = self._plans.get(log.id)

@@ -6,6 +6,7 @@ correct, late, duplicated or dead.
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from topics.api.errors import (
     OutputInvalid,
     PlanLeased,
     PlanNotFound,
+    ShardReadOnly,
     Throttled,
     TopicNotFound,
 )
@@ -240,6 +242,22 @@ def test_a_commit_that_takes_longer_says_how_far_it_is() -> None:
     h.jobs += moves
     assert commit(h, body).body["state"] == "committed", "the lease must not end during the commit"
     assert isinstance(h.replies[other], PlanLeased)
+
+
+def test_a_commit_whose_log_entry_fails_is_not_reported_as_done_when_it_is_repeated() -> None:
+    in_memory = 0
+    for call in range(1, 8):
+        h = begun()
+        body = plan(h)
+        work(h, body)
+        h.disk.fail_at(call, errno.EIO, of="sync")
+        if not isinstance(commit(h, body), ShardReadOnly):
+            continue
+        in_memory += h.engine.shard.state.published["t"].merges.find(body["plan_id"]) is not None
+        again = commit(h, body)
+        assert isinstance(again, ShardReadOnly), again
+        assert body["plan_id"] not in h.do(mrg.GetMerges("t")).body["committed"]
+    assert in_memory, "no sync failed while the merged segment was already in use"
 
 
 @pytest.mark.parametrize("jobs", range(10))
