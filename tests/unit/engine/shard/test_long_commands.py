@@ -46,7 +46,7 @@ class Line:
 
     def turns(self) -> Iterator[list[object]]:
         """What was processed in each turn."""
-        while self.long:
+        while self.long.queue:
             self.worked = []
             self.turn()
             yield self.worked
