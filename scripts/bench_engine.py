@@ -17,9 +17,15 @@ from dataclasses import asdict
 import bench_engine_hot
 import bench_engine_memory
 import bench_engine_scale
+import bench_engine_turns
 from bench_engine_support import Row, Run
 
-GROUPS = [*bench_engine_hot.ROWS, *bench_engine_scale.ROWS, *bench_engine_memory.ROWS]
+GROUPS = [
+    *bench_engine_hot.ROWS,
+    *bench_engine_turns.ROWS,
+    *bench_engine_scale.ROWS,
+    *bench_engine_memory.ROWS,
+]
 
 
 def main() -> int:

@@ -76,7 +76,7 @@ class Shell:
     def send(self, *commands: c.Command) -> list[object]:
         """Run one turn and all its jobs; return the results in order."""
         tokens = range(len(commands))
-        replies = dict(self._drain(self._timed(lambda: self.engine.turn(list(zip(tokens, commands))))))
+        replies = dict(self.drain(self._timed(lambda: self.engine.turn(list(zip(tokens, commands))))))
         results = [replies[token] for token in tokens]
         for result in results:
             if isinstance(result, TopicsError):
@@ -89,7 +89,7 @@ class Shell:
         began = time.perf_counter_ns()
         outcome = self.engine.turn([(0, command)])
         taken = time.perf_counter_ns() - began
-        replies = self._drain(outcome)
+        replies = self.drain(outcome)
         assert not any(isinstance(result, TopicsError) for _, result in replies), replies
         return taken
 
@@ -97,7 +97,7 @@ class Shell:
         self.engine.checkpoint()
         before = self.engine.counters["checkpoints"]
         while self.engine.counters["checkpoints"] == before or self.engine._has_background_work():
-            self._drain(self._timed(lambda: self.engine.turn([])))
+            self.drain(self._timed(lambda: self.engine.turn([])))
             if self.engine.shard.state.read_only is not None:
                 raise RuntimeError(self.engine.shard.state.read_only)
 
@@ -132,7 +132,7 @@ class Shell:
         self.job_ns += taken
         self.job_kinds[job.kind] = self.job_kinds.get(job.kind, 0) + taken
 
-    def _drain(self, outcome: Outcome) -> list[tuple[object, object]]:
+    def drain(self, outcome: Outcome) -> list[tuple[object, object]]:
         replies = outcome.replies
         jobs = outcome.jobs
         while jobs:
