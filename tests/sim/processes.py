@@ -212,7 +212,7 @@ class SimShard:
                 return
             core.progress = min(progress, 0.9999)
         self._drain()
-        self._do(core.idle())
+        self._act(core.tend())
         if self.stopping:
             self.server.ended(self)
             return
@@ -268,8 +268,8 @@ class SimShard:
             core.read_large()
         if core.needs_turn or core.has_copies or self._is_due():
             self._do(core.turn())
-        else:
-            self._do(core.idle())
+        elif core.needs_tending:
+            self._act(core.tend())
         if self._inbox or self._finished or core.needs_turn or core.has_large or core.has_copies:
             self._plan_step()
         elif self._wake_at_ms is not None:
@@ -291,6 +291,12 @@ class SimShard:
             self._do(self.core.finish(job, error, 0.1))
 
     def _do(self, actions: Actions) -> None:
+        """As ShardLoop does."""
+        self._act(actions)
+        if self.core is not None and self.core.needs_tending:
+            self._act(self.core.tend())
+
+    def _act(self, actions: Actions) -> None:
         for job in actions.jobs:
             self._jobs_out += job.kind not in COLD_KINDS
             thread = job.kind if job.kind in THREADS else "work"

@@ -491,7 +491,7 @@ def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = [
         error_of(reply_to(made.rig(0), key))
         for key in keys[3:]
-        if made.rig(0)._take(made.rig(0).core.idle()) is None
+        if made.rig(0)._take(made.rig(0).core.tend()) is None
     ]
     assert [error["detail"] for error in refused] == [{"limit": "router_changes", "max": 3}] * 3
     made.rest()
@@ -516,7 +516,7 @@ def test_a_page_asks_each_shard_once() -> None:
         put(made, f"r{i}", NEAR, name_on(i % 2, f"d{i}-"))
     rig = made.rig(0)
     rig.receive(wire.LIST_FORWARDS, "", args=args_of(page_size=100))
-    rig._take(rig.core.idle())
+    rig._take(rig.core.tend())
     (message,) = [parts for shard, parts in rig.asks if shard == 1]
     (request,) = wire.read_requests(bytes(message[0]))
     assert (request.op, request.topic) == (wire.FORWARD_TOTALS, b"")

@@ -115,7 +115,7 @@ class Rig:
 
     def rest(self) -> None:
         """Run turns and jobs until nothing is due."""
-        self._take(self.core.idle())
+        self._take(self.core.tend())
         for _ in range(1000):
             if not self.step():
                 return
@@ -151,6 +151,11 @@ class Rig:
     # -- out -----------------------------------------------------------------------------------------------
 
     def _take(self, actions: Actions) -> None:
+        self._act(actions)
+        if self.core.needs_tending:
+            self._act(self.core.tend())
+
+    def _act(self, actions: Actions) -> None:
         self.jobs += actions.jobs
         self.wake_at_ms = actions.wake_at_ms
         self.asks += actions.requests
@@ -280,7 +285,7 @@ class Cluster:
     def _collect(self) -> None:
         """Put outgoing messages of the shards on the wires."""
         for shard, rig in self._living():
-            rig._take(rig.core.idle())
+            rig._take(rig.core.tend())
             sender = name_of(rig)
             asks, rig.asks = rig.asks, []
             self.wires += [WireMessage(sender, shard, target, parts) for target, parts in asks]

@@ -95,7 +95,7 @@ class FeedRig(Rig):
             self.core.receive(peer, wire.message_head(self.incarnation) + taken)
 
     def rest(self) -> None:
-        self._take(self.core.idle())
+        self._take(self.core.tend())
         for _ in range(10_000):
             due = [job for job in self.jobs if self.is_syncing or job.kind != "sync"]
             if due:

@@ -165,6 +165,7 @@ class Forwarder:
         self._catch_ups: deque[CatchUpWait] = deque()  # by deadline
         self._peers: dict[int, int] = {}
         self._is_closed = False
+        self.is_changed = False  # the engine has called since the last tick
         self.batches_sent = 0
 
     # -- peers and rules -----------------------------------------------------------------------------------
@@ -224,6 +225,7 @@ class Forwarder:
 
     def tick(self) -> None:
         """Run expired timers; flows that may continue make their topics due again."""
+        self.is_changed = False
         if self._pausing or self._catch_ups:
             self._expire(self._now_us())
         for topic in self._rounds.take_due():
@@ -251,12 +253,14 @@ class Forwarder:
 
     def has_new_copies(self, log: SourceTopic) -> bool:
         """A topic has new records: make its flows ready. Returns whether any is."""
+        self.is_changed = True
         return bool(self._refresh(log).ready)
 
     def send_copies(self, log: SourceTopic, room: int) -> int:
         """Send a batch for each ready flow of a topic, until `room` is used up; returns the room used. If flows remain, the
         topic is due again.
         """
+        self.is_changed = True
         if self._is_closed:
             return 0
         topic = self._refresh(log)
@@ -276,6 +280,7 @@ class Forwarder:
 
     def resume_copies(self, log: SourceTopic, uid: int) -> None:
         """The records that a flow waited for were fetched from the cold tier."""
+        self.is_changed = True
         topic = self._topics.get(log.id)
         flow = topic.flows.get(uid) if topic is not None else None
         if flow is not None and flow.state == PAUSED:

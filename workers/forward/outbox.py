@@ -151,14 +151,19 @@ class Outbox:
             times.append(self._pausing[0][0])
         return min(times, default=None)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether replies are held, or dead letters are being sent."""
+        return bool(self._held or self._sources)
+
     def tick(self) -> None:
         """Send held replies and dead letters that are due."""
         if self._held:
             self._send_due()
-        due = self._engine.dead_letters.due_topics()
-        if not self._may_send or not (due or self._sources):
+        due = self._engine.dead_letters.due
+        if not (due or self._sources) or not self._may_send:
             return
-        for topic_id in sorted(due - self._sources.keys()):
+        for topic_id in sorted(due.keys() - self._sources.keys()):
             self._sources[topic_id] = source = OutboxTopic(topic_id, BATCH_RECORDS)
             self._queue.append(source)
         now_us = self._now_us()

@@ -1,8 +1,12 @@
 """The state machine of a shard worker: messages in, messages out. No socket, no thread, no clock of its own.
 
     core.receive(peer, message)      decode requests and queue them for the next turn
-    actions = core.turn()            one turn of the engine for all queued requests
+    actions = core.turn()            one turn of the engine for all queued requests: its jobs and replies
     actions = core.finish(job, …)    a job has ended; its replies
+    actions = core.tend()            all else: timers, streams, copies, messages to other workers
+
+Replies leave before anything else is done. `tend` is called after each of the others, and only if `needs_tending`: if one of
+the services here was given something to do, or a time is reached that one of them waits for. A plain request does neither.
 
 Bodies are decoded and encoded here; fronts pass them through.
 """
@@ -50,6 +54,7 @@ logger = logging.getLogger("topics.shard")
 Token = tuple[bytes, wire.Request, Any, "Turn", cmd.Command]
 MS = 1000.0  # microseconds
 
+NEVER_US = 1 << 62
 CLAIM_US_MAX = 32_000_000  # longer than any claim waits, for jobs and then for dead letters
 PROBE_EVERY_US = 1_000_000  # interval of liveness probes to fronts that receive nothing
 URGENT_COPIES = 64  # with this many per dest, copies do not wait until earlier replies have left
@@ -117,6 +122,8 @@ class ShardCore:
         self._reopened = False  # since the last turn
         self._claimed_us: dict[bytes, int] = {}  # time of each front's last claim, which may still wait
         self._probe_at_us = 0
+        self.needs_tending = True  # a service, or the buffer of replies, has something that no turn takes
+        self._tend_at_us = NEVER_US  # when a service waits for a time: the earliest
         self._wake_at_ms: int | None = None  # from the engine's last outcome
         self._began_us = 0  # when the last turn began
         self._facts = ShardFacts(engine)
@@ -157,6 +164,7 @@ class ShardCore:
             is_headers_only=self._facts.is_headers_only,
         )
         engine.attach(self)
+        self._dead_letters = engine.dead_letters
         self._own_requests: dict[int, OnReply] = {}
         self._own_replies: deque[wire.Reply] = deque()
         self._own_number = 0
@@ -212,6 +220,7 @@ class ShardCore:
         for topic, *consumers in self.engine.stats.overlaps:
             fields = {"topic": topic, "consumers": consumers}
             logger.warning("consumers of a work queue have overlapping filters", extra={"fields": fields})
+        self.needs_tending = True
         self.caps.start()
         self.watch.load()
         if self.rules is not None:
@@ -252,6 +261,7 @@ class ShardCore:
             request.body = b""  # the command holds what it needs of it
             if request.op == wire.CLAIM and peer != LOCAL_PEER:
                 self._claimed_us[peer] = now_us
+                self._tend_by(self._probe_at_us)
             entry = (peer, request, options, self._turn, command), command
             if request.op == wire.COPIES:
                 self.forwarding.catch_ups.learn_source(cast(fwd.TakeCopies, command).copies.forward)
@@ -263,6 +273,7 @@ class ShardCore:
         if not isinstance(error, TopicsError):  # one hostile body must not take the shard down
             logger.exception("a request could not be decoded")
             error = TopicsError(f"the request could not be decoded: {error!r}")
+        self.needs_tending = True  # there may be no turn that sends it
         self._refuse(peer, request, error)
 
     @property
@@ -295,6 +306,9 @@ class ShardCore:
         return self._codecs[request.encoding].read_large[request.op](topic, request, args)
 
     def _hold_for_copies(self, topic: str, entry: tuple[Token, cmd.Command]) -> bool:
+        if not self.engine.stats.inflows(topic):
+            return False
+        self.needs_tending = True
         peer, request = entry[0][:2]
         return self.forwarding.catch_ups.hold(topic, peer, request, lambda: self._pending.append(entry))
 
@@ -360,6 +374,7 @@ class ShardCore:
 
     def _handle_internal(self, peer: bytes, request: wire.Request) -> None:
         """Requests about the worker itself, some of which are answered even during recovery."""
+        self.needs_tending = True
         if request.op == wire.READY:
             body = msgspec.msgpack.encode(self.metrics.readiness(self.progress))
         elif request.op == wire.METRICS:
@@ -446,6 +461,7 @@ class ShardCore:
     def turn(self) -> Actions:
         entries, self._pending = self._pending, []
         if self.caps.has_retries:
+            self.needs_tending = True  # the catalog's next messages can be read
             retries = self.caps.take_retries()
             for token, _ in retries:
                 token[3].append_ms = 0.0
@@ -493,7 +509,7 @@ class ShardCore:
         return True
 
     def _reopen(self) -> None:
-        self._reopened = True
+        self._reopened = self.needs_tending = True
         self.engine.resume_sending()
 
     # -- what the engine asks in a turn, see topics/engine/runtime/boundary.py ----------------------------------
@@ -532,6 +548,7 @@ class ShardCore:
             self.pressure.synced()
         elif job.kind == JOB_KIND:
             self.watch.on_saved(error)
+            self.needs_tending = True
             return self._collect_actions(Outcome([], [], self._wake_at_ms), 0.0)
         self._began_us = self._now_us()
         outcome = self.engine.finish(job, error)
@@ -550,72 +567,105 @@ class ShardCore:
         self.forwarding.forwarder.close()
         if self.rules is not None:
             self.rules.close()
-        return self._collect_actions(self.engine.close(), 0.0)
-
-    def idle(self) -> Actions:
-        """Replies and messages that need no turn."""
-        return self._collect_actions(Outcome([], [], self._wake_at_ms), 0.0)
+        actions, rest = self._collect_actions(self.engine.close(), 0.0), self.tend()
+        actions.sends += rest.sends
+        actions.requests += rest.requests
+        actions.local_replies += rest.local_replies
+        return actions
 
     def _collect_actions(self, outcome: Outcome, sync_ms: float, held_ms: int = 0) -> Actions:
         """`held_ms`: how long the sync was delayed to cover more writes."""
         now_us = self._now_us()
         self._sync_delay_ms = held_ms
-        self.pressure.jobs_started(outcome.jobs)
-        self.pressure.tick(now_us)
-        for name in outcome.created:
-            self.watch.topic_created(name)
-        for connection in outcome.settled:
-            self.jobs.settled(connection)
+        if outcome.jobs:
+            self.pressure.jobs_started(outcome.jobs, now_us)
+            self._tend_by(self.pressure.sample_at_us)  # a sync may take long, and be all that happens
+        if outcome.created or outcome.settled:
+            self.needs_tending = True
+            for name in outcome.created:
+                self.watch.topic_created(name)
+            for connection in outcome.settled:
+                self.jobs.settled(connection)
         for token, result in outcome.replies:
             if type(result) is OverGrant:
+                self.needs_tending = True
                 result = self.caps.park(token, result)
                 if result is None:
                     continue
             self._answer(token, result, now_us, sync_ms)  # type: ignore[arg-type]
+        sends = self._replies.take()
+        if (
+            now_us >= self._tend_at_us
+            or now_us >= self.pressure.sample_at_us
+            or self._dead_letters.due
+            or self._window.closed
+            or self.forwarding.forwarder.is_changed
+        ):
+            self.needs_tending = True
+        self._wake_at_ms = outcome.wake_at_ms
+        return Actions(outcome.jobs, sends, self._earliest_wake(), local_replies=self._take_local_replies())
+
+    def _take_local_replies(self) -> list[wire.Reply]:
+        replies, self._local_replies = self._local_replies, []
+        return replies
+
+    def tend(self) -> Actions:
+        """Let the services run what is due, and collect the messages of all."""
+        self.needs_tending = False
+        now_us = self._now_us()
+        self.pressure.tick(now_us)
         self.jobs.tick()
         self._tick_rules()
-        if self.caps.has_messages:
-            self.caps.process_inbox()
-        jobs = outcome.jobs + self.watch.tick() if self.is_ready else outcome.jobs
-        wake_at_ms = self._wake_at_ms = outcome.wake_at_ms
+        self.caps.process_inbox()
+        jobs: list[Job] = []
+        wake_at_ms: int | None = None
         if self.is_ready:
-            wake_at_ms = self.watch.wake_at_ms(wake_at_ms)
-        if self.caps.wake_at_us is not None:
-            wake_at_ms = self._expire_parked(now_us, wake_at_ms)
-        wake_at_ms = self._tick_links(wake_at_ms)
+            jobs = self.watch.tick()
+            wake_at_ms = self.watch.wake_at_ms(None)
+        for token, error in self.caps.expired():
+            self._answer(token, error, now_us, 0.0)
+        self._tick_links()
+        services = (self.caps, self.links, self.outbox, self.forwarding, self.pressure)
+        times = [service.wake_at_us for service in services]
+        if wake_at_ms is not None:
+            times.append(wake_at_ms * 1000)
+        if self.rules is not None and self.is_ready:
+            times.append(self.rules.wake_at_us)
         messages = self._replies.take(self.caps.pushes())
-        probed = dict.fromkeys((*self._window.closed(), *self.watch.fronts(), *self.jobs.fronts()))
+        probed = dict.fromkeys((*self._window.closed, *self.watch.fronts(), *self.jobs.fronts()))
         if self._claimed_us:
             late_us = now_us - CLAIM_US_MAX
             self._claimed_us = {peer: at_us for peer, at_us in self._claimed_us.items() if at_us > late_us}
             probed |= dict.fromkeys(self._claimed_us)
         if probed:
-            wake_at_ms = self._probe(probed, messages, now_us, wake_at_ms)
-        local, self._local_replies = self._local_replies, []
-        return Actions(jobs, messages, wake_at_ms, self.links.take_messages(), local)
+            self._probe(probed, messages, now_us)
+            times.append(self._probe_at_us)
+        self._tend_at_us = min((at_us for at_us in times if at_us is not None), default=NEVER_US)
+        # These depend on more than their own inputs and times.
+        self.needs_tending = self.needs_tending or self.jobs.has_refills or self.outbox.is_busy
+        return Actions(
+            jobs, messages, self._earliest_wake(), self.links.take_messages(), self._take_local_replies()
+        )
 
-    def _probe(
-        self,
-        fronts: Iterable[bytes],
-        messages: Sends,
-        now_us: int,
-        wake_at_ms: int | None,
-    ) -> int:
+    def _tend_by(self, at_us: int) -> None:
+        self._tend_at_us = min(self._tend_at_us, at_us)
+
+    def _earliest_wake(self) -> int | None:
+        """The earlier of the times at which the engine and the services are due."""
+        if self._tend_at_us == NEVER_US:
+            return self._wake_at_ms
+        at_ms = -(-self._tend_at_us // 1000)
+        return at_ms if self._wake_at_ms is None else min(self._wake_at_ms, at_ms)
+
+    def _probe(self, fronts: Iterable[bytes], messages: Sends, now_us: int) -> None:
         """Probe fronts that receive nothing, or that have streams or claims: only sending a message, here an empty one,
         shows whether a front still exists.
         """
         if now_us >= self._probe_at_us:
             self._probe_at_us = now_us + PROBE_EVERY_US
             messages += [(peer, [self._replies.head]) for peer in fronts]
-        probe_at_ms = self._probe_at_us // 1000 + 1
-        return probe_at_ms if wake_at_ms is None else min(wake_at_ms, probe_at_ms)
 
-    def _expire_parked(self, now_us: int, wake_at_ms: int | None) -> int | None:
-        for token, error in self.caps.expired():
-            self._answer(token, error, now_us, 0.0)
-        return _earlier(wake_at_ms, self.caps.wake_at_us)
-
-    def _tick_links(self, wake_at_ms: int | None) -> int | None:
+    def _tick_links(self) -> None:
         """Queue messages to other workers: reports to the catalog, dead letters, copies."""
         self.links.expire()
         if self.is_ready:
@@ -625,12 +675,6 @@ class ShardCore:
             bodies, self.caps.reports = self.caps.reports, []
             for body in bodies:
                 self.links.tell(0, wire.CATALOG, body)
-        if self.rules is not None and self.is_ready:
-            wake_at_ms = _earlier(wake_at_ms, self.rules.wake_at_us)
-        dues = (self.links, self.outbox, self.forwarding, self.pressure)
-        for at_us in [due.wake_at_us for due in dues]:
-            wake_at_ms = _earlier(wake_at_ms, at_us)
-        return wake_at_ms
 
     def _tick_rules(self) -> None:
         """Deliver replies of this shard to itself, until there are no new ones."""
@@ -649,15 +693,18 @@ class ShardCore:
         """`is_announced`: the catalog has acknowledged the rules that were dropped with a topic."""
         peer, request, options, turn, command = token
         if request.op == wire.FOLLOW:
+            self.needs_tending = True
             if type(options) is Feed:  # the lag of a group says nothing about delivery latency
                 self.metrics.delivered(result, now_us - self._began_us)
             self.metrics.count_tombstone(result)
             self.watch.on_result(options, token, result)
             return
         if not peer:
+            self.needs_tending = True
             self._own_command_done(options, result)
             return
         if request.op == wire.OPEN_JOBS:
+            self.needs_tending = True
             self.metrics.count_tombstone(result)
             self.jobs.on_result(options, token, result)
             return
@@ -682,6 +729,7 @@ class ShardCore:
             return
         else:
             if isinstance(result, DROP_RESULTS) and not is_announced:
+                self.needs_tending = True
                 self.jobs.on_dropped(result)
                 if isinstance(result, cmd.TopicDropped) and result.forwards:
                     self.forwarding.on_dropped(
@@ -690,6 +738,7 @@ class ShardCore:
                     )
                     return
             elif request.op == wire.FORWARD_STEP:
+                self.needs_tending = True
                 self.forwarding.on_step(result)
             try:
                 codec = self._codecs[request.encoding]
@@ -712,6 +761,7 @@ class ShardCore:
         self, token: Token, command: con.MovesDeadLetters, result: object, sync_ms: float
     ) -> bool:
         """Whether the reply to a command that sent dead letters waits until their topics have them."""
+        self.needs_tending = True
         size = int(sum(result.page.lengths)) if isinstance(result, con.Claimed) else 0
         return self.outbox.hold(command, size, lambda: self._answer(token, result, self._now_us(), sync_ms))
 
@@ -725,6 +775,7 @@ class ShardCore:
 
     def set_peers(self, living: dict[int, int]) -> None:
         """The running workers, as shard → incarnation."""
+        self.needs_tending = True
         for shard, incarnation in self._peers.items():
             if living.get(shard) != incarnation:
                 self.caps.shard_down(shard, incarnation)
@@ -745,6 +796,7 @@ class ShardCore:
 
     def receive_reply(self, shard: int, message: bytes, separate: wire.Buffer | None = None) -> None:
         """Replies of another worker, or pushes of the catalog on shard 0."""
+        self.needs_tending = True
         self.links.receive(shard, message, separate)
 
     def _on_catalog_push(self, shard: int, reply: wire.Reply) -> None:
@@ -762,6 +814,7 @@ class ShardCore:
         self, peer: bytes, request_id: int, code: int, kind: int, fields: bytes, body: wire.Buffer
     ) -> None:
         if peer == SELF_PEER:
+            self.needs_tending = True
             self._own_replies.append(wire.Reply(request_id, code, kind, fields, body))
             return
         if peer == LOCAL_PEER:
@@ -779,9 +832,3 @@ def _is_requested_by(peer: bytes, token: object) -> bool:
     """Except the release of leases, which lets other consumers get the records."""
     found = cast(Token, token)
     return found[0] == peer and not isinstance(found[4], con.Release)
-
-
-def _earlier(at_ms: int | None, at_us: int | None) -> int | None:
-    if at_us is None:
-        return at_ms
-    return at_us // 1000 + 1 if at_ms is None else min(at_ms, at_us // 1000 + 1)

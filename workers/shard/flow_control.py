@@ -39,22 +39,24 @@ class ReplyWindow:
 
     def __init__(self) -> None:
         self._in_flight: dict[bytes, int] = {}
+        self.closed: dict[bytes, None] = {}  # the fronts whose window is closed
 
     def sent(self, peer: bytes, size: int) -> None:
-        self._in_flight[peer] = self._in_flight.get(peer, 0) + size
+        self._in_flight[peer] = in_flight = self._in_flight.get(peer, 0) + size
+        if in_flight > WINDOW_BYTES:
+            self.closed[peer] = None
 
     def received(self, peer: bytes, size: int) -> None:
-        self._in_flight[peer] = max(0, self._in_flight.get(peer, 0) - size)
+        self._in_flight[peer] = in_flight = max(0, self._in_flight.get(peer, 0) - size)
+        if in_flight <= WINDOW_BYTES:
+            self.closed.pop(peer, None)
 
     def forget(self, peer: bytes) -> None:
         self._in_flight.pop(peer, None)
+        self.closed.pop(peer, None)
 
     def is_open(self, peer: bytes) -> bool:
-        return self._in_flight.get(peer, 0) <= WINDOW_BYTES
-
-    def closed(self) -> list[bytes]:
-        """The fronts whose window is closed."""
-        return [peer for peer, size in self._in_flight.items() if size > WINDOW_BYTES]
+        return peer not in self.closed
 
 
 class ReadQueue:
@@ -76,7 +78,7 @@ class ReadQueue:
         """The new and queued requests that belong to this turn; the other reads are queued. A queued read begins only
         if `may_begin`: it may have waited too long.
         """
-        if len(entries) <= READS_PER_TURN and not self._by_front and not self._window.closed():
+        if len(entries) <= READS_PER_TURN and not self._by_front and not self._window.closed:
             return entries
         begun: list[Entry] = []
         for entry in entries:
@@ -149,7 +151,7 @@ class ReplyBuffer:
         small.append(wire.reply_head(request_id, code, kind, fields, size))
         small.append(body)  # type: ignore[arg-type]
 
-    def take(self, pushes: Iterable[tuple[bytes, bytes]]) -> Sends:
+    def take(self, pushes: Iterable[tuple[bytes, bytes]] = ()) -> Sends:
         """All buffered messages, followed by `pushes`, which are replies without a request."""
         messages: Sends = [(peer, [b"".join(parts)]) for peer, parts in self._small.items()]
         messages += self._large

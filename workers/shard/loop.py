@@ -174,7 +174,7 @@ class ShardLoop:
                 poll_at = now + RECOVERY_SLICE_S
                 self._poll(0)
                 self._receive()
-                self._do(core.idle())
+                self._act(core.tend())
                 if self._stopping:
                     return
         core.progress = 1.0
@@ -255,8 +255,8 @@ class ShardLoop:
         due = self._wake_at_ms is not None and self._wake_at_ms <= time.monotonic_ns() // 1_000_000
         if core.needs_turn or due:
             self._do(core.turn())
-        else:
-            self._do(core.idle())
+        elif core.needs_tending or self._flushing_copies:  # the latter is reported with every step
+            self._act(core.tend())
         if core.engine.stats.backlog or self._may_copy():
             self._do(core.turn())  # the replies have left: deliver more
 
@@ -356,6 +356,12 @@ class ShardLoop:
     # -- out -----------------------------------------------------------------------------------------------
 
     def _do(self, actions: Actions) -> None:
+        """Carry out what a turn has decided; only then, and if needed, what follows from it."""
+        self._act(actions)
+        if self._core.needs_tending:
+            self._act(self._core.tend())
+
+    def _act(self, actions: Actions) -> None:
         for job in actions.jobs:
             self._jobs_out += job.kind not in COLD_KINDS
             self._thread_for(job.kind).put(job)

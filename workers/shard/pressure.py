@@ -14,6 +14,7 @@ from topics.engine.core.pressure import (
     COALESCE,
     FULL_WAIT_MS,
     RETRY_AFTER_MS,
+    SAMPLE_MS,
     THRESHOLDS,
     Measures,
     Pressure,
@@ -35,6 +36,7 @@ class ShardPressure:
         self._pressure = Pressure()
         self._fronts: dict[bytes, tuple[float, int]] = {}  # pressure, time of the report
         self._sync_began_us: int | None = None
+        self.sample_at_us = 0  # when `tick` takes the next sample
         self._picks = self._waited_ms = 0  # of the scheduler, at the last sample
         self.text = b""  # for `performance`
         self.refused = 0
@@ -53,9 +55,9 @@ class ShardPressure:
         """How long the first request of a message took to arrive."""
         self._pressure.delayed(delay_us)
 
-    def jobs_started(self, jobs: list[Job]) -> None:
+    def jobs_started(self, jobs: list[Job], now_us: int) -> None:
         if any(job.kind == "sync" for job in jobs):
-            self._sync_began_us = self._now_us()
+            self._sync_began_us = now_us
 
     def synced(self) -> None:
         self._sync_began_us = None
@@ -79,9 +81,10 @@ class ShardPressure:
         return at_ms * 1000 if at_ms is not None else None
 
     def tick(self, now_us: int) -> None:
-        pressure = self._pressure
-        if not pressure.is_due(now_us // 1000):
+        if now_us < self.sample_at_us:
             return
+        pressure = self._pressure
+        self.sample_at_us = (now_us // 1000 + SAMPLE_MS) * 1000
         now_picks, now_waited_ms = self._stats.picks
         picks, waited_ms = now_picks - self._picks, now_waited_ms - self._waited_ms
         self._picks, self._waited_ms = now_picks, now_waited_ms

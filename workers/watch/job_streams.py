@@ -160,6 +160,11 @@ class JobStreams:
         if stream is not None and stream.is_open:
             self._to_refill[stream] = None
 
+    @property
+    def has_refills(self) -> bool:
+        """Whether streams with room wait for a later turn."""
+        return bool(self._to_refill)
+
     def tick(self) -> None:
         """The turn has ended: claim more for the streams that have room."""
         self._claims_asked = 0

@@ -75,9 +75,6 @@ class Pressure:
             return None
         return self._sampled_ms + SAMPLE_MS
 
-    def is_due(self, now_ms: int) -> bool:
-        return self._sampled_ms is None or now_ms - self._sampled_ms >= SAMPLE_MS
-
     def sample(
         self,
         now_ms: int,

@@ -11,7 +11,7 @@ the engine itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -78,8 +78,9 @@ class Shell(Protocol):
 class DeadLetterSource(Protocol):
     """Dead letters of this shard's topics, to be sent to their targets."""
 
-    def due_topics(self) -> set[int]:
-        """The ids of topics that have some."""
+    @property
+    def due(self) -> Mapping[int, object]:
+        """The topics that have some, by id."""
 
     def next_dead_letters(self, topic_id: int, count: int, max_bytes: int) -> list[DeadLetter]:
         """The next ones of a topic, in order of their numbers, all for one target."""

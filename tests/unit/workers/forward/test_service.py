@@ -244,5 +244,5 @@ def test_a_topic_with_many_rules_takes_them_along_together() -> None:
 def ask_catalog_at_once(made: Cluster, name: str) -> ShardAnswer:
     rig = made.rig(0)
     key = rig.receive(wire.GET_FORWARD, "", args=wire.encode_args(wire.Args(forward=name)))
-    rig._take(rig.core.idle())
+    rig._take(rig.core.tend())
     return rig.replies[key]

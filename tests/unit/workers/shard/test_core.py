@@ -182,8 +182,43 @@ def test_small_replies_of_a_turn_are_one_message_to_each_peer() -> None:
     for peer in (b"one", b"two"):
         for _ in range(3):
             rig.receive(wire.GET_TOPIC, peer=peer)
-    sends = rig.core.idle().sends + rig.core.turn().sends
+    sends = rig.core.tend().sends + rig.core.turn().sends
     assert sorted((peer, len(parts)) for peer, parts in sends) == [(b"one", 1), (b"two", 1)]
+
+
+def test_plain_requests_give_the_services_nothing_to_do() -> None:
+    rig = Rig()
+    rig.ask(wire.WRITE, body=write(1, 2))
+    rig.turn()
+    for op, body in (
+        (wire.WRITE, write(3)),
+        (wire.DIFF, {}),
+        (wire.DIFF, {"from_seq": 3}),
+        (wire.GET_TOPIC, b""),
+    ):
+        key = rig.receive(op, body=body)
+        assert rig.core.turn().sends, key
+        assert not rig.core.needs_tending
+
+
+def test_a_refusal_before_any_turn_is_sent() -> None:
+    rig = Rig()
+    rig.rest()
+    key = rig.receive(wire.WRITE, body=b"{")
+    assert not rig.core.needs_turn and rig.core.needs_tending
+    rig.rest()
+    assert key in rig.replies
+
+
+def test_a_reply_leaves_before_other_work_of_its_turn() -> None:
+    """What the turn leads to, here the announcement of a claim's front, follows when the services are tended."""
+    rig = Rig()
+    rig.ask(wire.PUT_TOPIC, "jobs", {"type": "queue"})
+    rig.receive(wire.CLAIM, "jobs", {"node": "n", "max": 1, "lease_ms": 1000})
+    ((_, parts),) = rig.core.turn().sends
+    assert len(parts[0]) > len(wire.message_head(1))
+    assert rig.core.needs_tending
+    assert rig.core.tend().sends == [(FRONT, [wire.message_head(1)])], "a probe"
 
 
 def test_a_large_reply_goes_as_a_part_of_its_own() -> None:
@@ -312,7 +347,7 @@ def test_a_front_that_is_gone_is_not_waited_for() -> None:
         rig.turn()
     assert rig.wake_at_ms is not None, "it is handled"
     rig.clock.advance(1001)
-    probes = rig.core.turn().sends
+    probes = rig.core.turn().sends + rig.core.tend().sends
     assert probes == [(FRONT, [wire.message_head(1)])]
     rig.core.forget_peer(FRONT)
     rig.rest()
@@ -391,7 +426,7 @@ def test_a_parked_write_is_told_to_come_back_when_nobody_answers() -> None:
     rig = lone_shard()
     key = rig.receive(wire.WRITE, "a", write(1))
     rig.rest()
-    assert rig.wake_at_ms == PARK_US // 1000 + 1
+    assert rig.wake_at_ms == PARK_US // 1000
     rig.clock.advance(PARK_US // 1000 - 1)
     rig.rest()
     assert key not in rig.replies

@@ -216,12 +216,12 @@ def restart(rig: FeedRig) -> FeedRig:
 def test_a_session_is_answered_when_it_lasts() -> None:
     rig = FeedRig()
     key = create(rig, t=7)
-    rig._take(rig.core.idle())
+    rig._take(rig.core.tend())
     (job,) = [job for job in rig.jobs if job.kind == JOB_KIND]
     assert key not in rig.replies
     rig.jobs.remove(job)
     late = create(rig, "late")  # while the save runs: it is for the next one
-    rig._take(rig.core.idle())
+    rig._take(rig.core.tend())
     job.run()
     rig._take(rig.core.finish(job, None, 0.0))
     assert (key in rig.replies, late in rig.replies) == (True, False)
@@ -357,7 +357,7 @@ def test_a_save_that_fails_is_made_up_for(call: str, is_first: int) -> None:
         made(rig, "before")
     rig.disk.fail_at(1, errno.EIO, of=call)
     key = create(rig, t=4)
-    rig._take(rig.core.idle())
+    rig._take(rig.core.tend())
     job = next(job for job in rig.jobs if job.kind == JOB_KIND)
     rig.jobs.remove(job)
     with pytest.raises(OSError) as failed:

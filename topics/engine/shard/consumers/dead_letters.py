@@ -72,9 +72,6 @@ class DeadLetters:
 
     # -- source --------------------------------------------------------------------------------------------
 
-    def due_topics(self) -> set[int]:
-        return set(self.due)
-
     def next_dead_letters(self, topic_id: int, count: int, max_bytes: int) -> list[con.DeadLetter]:
         log = self.due.get(topic_id)
         return self.dead_letters_to_send(log, count, max_bytes) if log is not None else []
