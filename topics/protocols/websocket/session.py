@@ -91,7 +91,12 @@ class WebSocketSession:
             yield
         is_control = self._buffer[0] & 0x08
         room = CONTROL_BYTES_MAX if is_control else self.message_bytes_max - len(self._message or b"")
-        return (yield from Frame.parse(self._read, mask=True, max_size=room))
+        try:
+            return (yield from Frame.parse(self._read, mask=True, max_size=room))
+        except PayloadTooBig:
+            if is_control:  # no limit of ours: a larger one is malformed
+                raise ProtocolError("a control frame is too long") from None
+            raise
 
     def _read(self, size: int) -> Generator[None, None, bytes]:
         while len(self._buffer) < size:
